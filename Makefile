@@ -1,0 +1,51 @@
+# `make demo` and `make test` are all a newcomer needs: each makes .venv on its first run and installs nothing after.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
+TORCH := $(shell grep '^torch==' constraints.txt)
+WORKERS ?= 2
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test check format slow gpu-test bench clean
+
+help:  ## show this
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
+
+# torch goes first and alone: a range would let another package pull in a different build of it.
+$(VENV)/.user: pyproject.toml constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(PIP) $(TORCH)
+	$(PIP) --editable '.[train,plots]'
+	touch $@
+
+$(VENV)/.dev: $(VENV)/.user
+	$(PIP) --editable '.[train,plots,dev]'
+	touch $@
+
+demo: $(VENV)/.user  ## the whole story in pictures and a table, written to demo/
+	$(BIN)/tamis demo
+
+test: $(VENV)/.dev  ## everything that is neither slow nor in need of a GPU
+	$(BIN)/python -m pytest -m 'not gpu and not slow' -n $(WORKERS) --dist loadfile
+
+slow: $(VENV)/.dev  ## the slow tests
+	$(BIN)/python -m pytest -m 'slow and not gpu'
+
+gpu-test: $(VENV)/.dev  ## the tests that need a CUDA device
+	$(BIN)/python -m pytest -m gpu
+
+check: $(VENV)/.dev  ## format, lint and types
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+
+format: $(VENV)/.dev  ## make `check` happy where that is automatic
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+bench: $(VENV)/.dev  ## the benchmarks this machine can run, as tables and JSON
+	$(BIN)/tamis bench transforms --output benchmarks/results
+
+clean:  ## remove the environment and everything made
+	rm -rf $(VENV) demo build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -1,0 +1,5 @@
+"""Attention mechanisms, one paper per file."""
+
+from tamis.mechanisms.entmax import LearnedAlpha
+
+__all__ = ["LearnedAlpha"]

@@ -1,0 +1,102 @@
+"""Adaptively sparse attention: one alpha per head, learned by gradient.
+
+Adaptively Sparse Transformers, Correia, Niculae and Martins 2019, https://arxiv.org/abs/1909.00015
+
+    alpha = low + (high - low) sigmoid(a),   a ~ N(0, 1)
+
+Deviations: the paper's code clamps alpha itself to [1.01, 2], which stops its gradient at the ends.  Here the raw
+value a is held where the sigmoid still has a slope, so a head at either end can always turn back.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+
+class LearnedAlpha(nn.Module):
+    """A tensor of alphas in (low, high), each learned.
+
+    Args:
+        shape: an int or a tuple; `LearnedAlpha(8)` is one alpha per head of eight.  At least one dimension.
+        low, high: the open range; 1 to 2 spans softmax to sparsemax.
+        init: "normal" draws the raw values from N(0, 1), as the paper does; a number in [low, high] starts there.
+
+    Call it to get the alphas: ``entmax(scores, learned_alpha())``.  It stays in fp32 when the model around it is cast
+    to half precision: in bfloat16 the sigmoid saturates at a raw value of 6.
+    """
+
+    limit = 8.0
+    """Largest magnitude of the raw value: alpha comes within 0.04 % of its range's ends, the slope never below 3e-4."""
+
+    def __init__(
+        self, shape: int | tuple[int, ...], low: float = 1.0, high: float = 2.0, init: str | float = "normal"
+    ) -> None:
+        super().__init__()
+        self.shape = (shape,) if isinstance(shape, int) else tuple(shape)
+        if len(self.shape) == 0:
+            raise ValueError("shape must have at least one dimension, use 1 for a single alpha")
+        if not 0.0 < low < high < math.inf:
+            raise ValueError(f"the range needs 0 < low < high, got low={low}, high={high}")
+        if isinstance(init, str) and init != "normal":
+            raise ValueError(f'init must be "normal" or a number in [{low}, {high}], got {init!r}')
+        if not isinstance(init, str) and not low <= init <= high:
+            raise ValueError(f"init must lie in [{low}, {high}], got {init}")
+        self.low, self.high, self.init = float(low), float(high), init
+        self.raw = nn.Parameter(torch.empty(self.shape, dtype=torch.float32))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        with torch.no_grad():
+            if isinstance(self.init, str):
+                self.raw.normal_()
+            else:
+                share = (self.init - self.low) / (self.high - self.low)
+                self.raw.fill_(math.log(share / (1.0 - share)) if 0.0 < share < 1.0 else math.copysign(99, share - 0.5))
+            self.raw.clamp_(-self.limit, self.limit)
+
+    def forward(self) -> Tensor:
+        if self.training and torch.is_grad_enabled():
+            # An optimiser may have stepped past the limit: bring the value back to where the gradient lives.
+            with torch.no_grad():
+                self.raw.clamp_(-self.limit, self.limit)
+        return self.low + (self.high - self.low) * torch.sigmoid(_InwardClamp.apply(self.raw, self.limit))
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Any:
+        def keep_precision(tensor: Tensor) -> Tensor:
+            moved = fn(tensor)
+            if moved.dtype in (torch.float16, torch.bfloat16):
+                return tensor.to(moved.device)
+            return moved
+
+        return super()._apply(keep_precision, recurse)
+
+    def extra_repr(self) -> str:
+        with torch.no_grad():
+            alphas = self.low + (self.high - self.low) * torch.sigmoid(self.raw.detach().clamp(-self.limit, self.limit))
+            span = f"{alphas.min():.3f}..{alphas.max():.3f}" if alphas.device.type != "meta" and alphas.numel() else "?"
+        return f"shape={self.shape}, low={self.low}, high={self.high}, alpha={span}"
+
+
+class _InwardClamp(torch.autograd.Function):
+    """clamp(x, -limit, limit) whose gradient passes inside, and outside when a descent step would lead back in."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(x: Tensor, limit: float) -> Tensor:
+        return x.clamp(-limit, limit)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        x, limit = inputs
+        ctx.save_for_backward((x >= limit).to(x.dtype) - (x <= -limit).to(x.dtype))
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> Any:
+        (side,) = ctx.saved_tensors
+        return torch.where(side * g < 0.0, 0.0, g), None

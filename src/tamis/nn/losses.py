@@ -1,0 +1,95 @@
+"""The losses of `tamis.functional` as modules with the arguments of `nn.CrossEntropyLoss`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from torch import Tensor, nn
+
+from tamis import functional
+from tamis.nn.transforms import Parameter
+
+
+class _FenchelYoungLoss(nn.Module):
+    weight: Tensor | None
+    loss: Callable[..., Tensor]
+
+    def __init__(
+        self,
+        alpha: Parameter,
+        weight: Tensor | None,
+        ignore_index: int,
+        reduction: str,
+        label_smoothing: float,
+    ) -> None:
+        super().__init__()
+        if isinstance(alpha, Tensor) and not isinstance(alpha, nn.Parameter):
+            self.register_buffer("alpha", alpha)
+        else:
+            self.alpha = alpha
+        self.register_buffer("weight", weight)
+        self.ignore_index, self.reduction, self.label_smoothing = ignore_index, reduction, label_smoothing
+
+    def forward(self, input: Tensor, target: Tensor) -> Tensor:
+        alpha = self.alpha() if isinstance(self.alpha, nn.Module) else self.alpha
+        return type(self).loss(
+            input,
+            target,
+            alpha,
+            weight=self.weight,
+            ignore_index=self.ignore_index,
+            reduction=self.reduction,
+            label_smoothing=self.label_smoothing,
+        )
+
+    def extra_repr(self) -> str:
+        alpha = "" if isinstance(self.alpha, nn.Module) else f"alpha={self.alpha}, "
+        return f"{alpha}ignore_index={self.ignore_index}, reduction={self.reduction!r}"
+
+
+class EntmaxLoss(_FenchelYoungLoss):
+    """:func:`tamis.entmax_loss` as a module."""
+
+    loss = staticmethod(functional.entmax_loss)
+
+    def __init__(
+        self,
+        alpha: Parameter = 1.5,
+        *,
+        weight: Tensor | None = None,
+        ignore_index: int = -100,
+        reduction: str = "mean",
+        label_smoothing: float = 0.0,
+    ) -> None:
+        super().__init__(alpha, weight, ignore_index, reduction, label_smoothing)
+
+
+class SparsemaxLoss(EntmaxLoss):
+    """:func:`tamis.sparsemax_loss` as a module."""
+
+    def __init__(
+        self,
+        *,
+        weight: Tensor | None = None,
+        ignore_index: int = -100,
+        reduction: str = "mean",
+        label_smoothing: float = 0.0,
+    ) -> None:
+        _FenchelYoungLoss.__init__(self, 2.0, weight, ignore_index, reduction, label_smoothing)
+
+
+class NormmaxLoss(_FenchelYoungLoss):
+    """:func:`tamis.normmax_loss` as a module."""
+
+    loss = staticmethod(functional.normmax_loss)
+
+    def __init__(
+        self,
+        alpha: Parameter = 2.0,
+        *,
+        weight: Tensor | None = None,
+        ignore_index: int = -100,
+        reduction: str = "mean",
+        label_smoothing: float = 0.0,
+    ) -> None:
+        super().__init__(alpha, weight, ignore_index, reduction, label_smoothing)

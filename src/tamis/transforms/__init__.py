@@ -1,0 +1,1 @@
+"""Scores to weights, in plain torch: the solver, its derivatives, relatives and losses."""

@@ -1,0 +1,348 @@
+"""Row solvers for alpha-entmax: scores in, weights that sum to one out.
+
+Every row z is reduced to one unknown.  Write e = alpha - 1, b = 1 / e and d = z - max z.  The weights are
+
+    p_j = [e d_j + t]_+ ^ b        with the one t in (0, 1] for which sum_j p_j = 1,
+
+and t = p_max^e.  Three forms of the same equation cover all alpha, each where it is exact in fp32
+(docs/mathematics.md derives them):
+
+    near one    0 < alpha < 1.125   unknown theta = -ln p_max;  p = exp(-theta + log1p(e d exp(e theta)) / e)
+    threshold   1.125 <= alpha <= 2 unknown t;                  p = x^b, x = [e d + t]_+
+    edge        alpha > 2           unknown v = smallest weight; p^e = v^e + e (z - z_k), z_k the lowest score kept
+
+Each is solved by Newton steps that cannot overshoot, from a start on the safe side, until the mass is one to
+rounding or no longer improves.  There is no iteration count.
+
+The code works on blocks of rows that fit the cache, in place, because at these sizes the elementwise passes are
+all the cost.  Two things look odd and are deliberate: comparisons write floats (`torch.gt(..., out=float)`), since
+boolean results are several times slower on CPU; and logarithms, roots and exponentials never see 0 or -inf, since
+vector math libraries fall back to scalar code there.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+NEAR_ONE = 0.125
+"""Below this e the theta form is the accurate one, from it on the threshold form."""
+
+Power = float | Tensor
+"""e = alpha - 1: one number, or one per row with shape (rows, 1)."""
+
+_CPU_BLOCK = 1 << 19  # elements of a block: the working set stays in cache, the cost of a call is still small
+_GPU_BLOCK = 1 << 26  # elements: bounds the scratch memory only
+_GROUPS = 8  # scores per group maximum in the warm start
+_WARM_WIDTH = 128  # narrower rows gain nothing from a warm start
+_WARM_STEPS = 3
+
+
+def compute_dtype(dtype: torch.dtype) -> torch.dtype:
+    """The dtype of all inner work: fp32, or fp64 for fp64 input."""
+    return torch.float64 if dtype == torch.float64 else torch.float32
+
+
+def smallest_log(dtype: torch.dtype) -> float:
+    """ln of the smallest relative weight that is resolved: safely above underflow."""
+    return -700.0 if dtype == torch.float64 else -87.0
+
+
+def row_blocks(rows: Tensor) -> list[slice]:
+    """Slices of a (rows, n) tensor that are worked on at a time."""
+    elements = _CPU_BLOCK if rows.device.type == "cpu" else _GPU_BLOCK
+    if rows.numel() > _CPU_BLOCK // 2:  # scratch is three blocks: bound it by the size of what is solved, too
+        elements = min(elements, rows.numel() // 2)
+    height = max(1, elements // max(1, rows.shape[-1]))
+    return [slice(start, start + height) for start in range(0, rows.shape[0], height)]
+
+
+def solve_rows(z: Tensor, e: Power) -> tuple[Tensor, Tensor]:
+    """alpha-entmax of every row of z (rows, n).
+
+    Returns the weights (rows, n) in the compute dtype, and a floor (rows, 1) which a weight must exceed for gradient
+    to flow: 0, or +inf in a row that holds +inf, whose weights do not move with its scores.
+    """
+    dtype = compute_dtype(z.dtype)
+    p = torch.empty(z.shape, dtype=dtype, device=z.device)
+    floor = torch.zeros(z.shape[0], 1, dtype=dtype, device=z.device)
+    if p.numel() == 0:
+        return p, floor
+    blocks = row_blocks(z)
+    scratch = torch.empty(3, *p[blocks[0]].shape, dtype=dtype, device=z.device)
+    for block in blocks:
+        e_block = e[block] if isinstance(e, Tensor) else e
+        _solve_block(z[block].to(dtype), e_block, p[block], floor[block], scratch[:, : p[block].shape[0]])
+    return p, floor
+
+
+def _solve_block(z: Tensor, e: Power, out: Tensor, floor: Tensor, scratch: Tensor) -> None:
+    """Solve one block of rows into `out`, special values included."""
+    maxima = _group_maxima(z)
+    row_max = maxima.amax(-1, keepdim=True)
+    if math.isfinite(row_max.sum().item()):
+        _solve_finite(z, row_max, maxima, e, out, scratch)
+        return
+    # +inf takes all the weight, shared on ties; all -inf gives zeros; NaN spoils its own row and no other.
+    infinite = row_max == math.inf
+    tame = torch.where(infinite, torch.where(z == math.inf, 0.0, -math.inf), z)
+    tame = torch.where(torch.isfinite(row_max) | infinite, tame, 0.0)
+    maxima = _group_maxima(tame)
+    _solve_finite(tame, maxima.amax(-1, keepdim=True), maxima, e, out, scratch)
+    out.copy_(torch.where(row_max == -math.inf, 0.0, torch.where(row_max.isnan(), math.nan, out)))
+    floor.copy_(torch.where(infinite, math.inf, 0.0))
+
+
+def _solve_finite(z: Tensor, row_max: Tensor, maxima: Tensor, e: Power, out: Tensor, scratch: Tensor) -> None:
+    """Choose the form by alpha; rows of a block may need different ones."""
+    if not isinstance(e, Tensor):
+        _form_of(e)(z, row_max, maxima, e, out, scratch)
+        return
+    low, high = e.min().item(), e.max().item()
+    form = _form_of(low)
+    if form is _form_of(high):
+        form(z, row_max, maxima, e, out, scratch)
+        return
+    regimes = (e >= NEAR_ONE).int() + (e > 1.0).int()
+    for regime in (0, 1, 2):
+        rows = (regimes == regime).squeeze(-1).nonzero().squeeze(-1)
+        if rows.numel() > 0:
+            part = out[rows]
+            _solve_finite(z[rows], row_max[rows], maxima[rows], e[rows], part, scratch[:, : rows.numel()])
+            out[rows] = part
+
+
+def _form_of(e: float) -> Callable[..., None]:
+    if e == 0.0:
+        return _softmax_form
+    return _near_one_form if e < NEAR_ONE else _threshold_form if e <= 1.0 else _edge_form
+
+
+def _group_maxima(z: Tensor) -> Tensor:
+    """Maxima of disjoint groups of scores that together hold the whole row, (rows, groups)."""
+    width = z.shape[-1] // _GROUPS
+    if z.shape[-1] < _WARM_WIDTH:
+        return z.amax(-1, keepdim=True)
+    maxima = z[:, : width * _GROUPS].unflatten(-1, (_GROUPS, width)).amax(1)
+    if z.shape[-1] % _GROUPS:
+        tail = z[:, width * _GROUPS :].amax(-1)
+        torch.maximum(maxima[:, 0], tail, out=maxima[:, 0])
+    return maxima
+
+
+# ---------------------------------------------------------------------------------------------------------------
+# alpha = 1
+
+
+def _softmax_form(z: Tensor, row_max: Tensor, maxima: Tensor, e: Power, out: Tensor, scratch: Tensor) -> None:
+    if isinstance(e, Tensor):
+        _near_one_form(z, row_max, maxima, e, out, scratch)
+    else:
+        torch.softmax(z, -1, out=out)
+        if z.shape[-1] > 4096:  # its row sums are accumulated plainly: 4e-5 off at 131072
+            out.div_(out.sum(-1, keepdim=True))
+
+
+# ---------------------------------------------------------------------------------------------------------------
+# 1.125 <= alpha <= 2: the threshold itself, kept inside x so that nothing cancels at the edge of the support
+
+
+def _threshold_form(z: Tensor, row_max: Tensor, maxima: Tensor, e: Power, out: Tensor, scratch: Tensor) -> None:
+    rule = _Powers
+    exact_scale = e if not isinstance(e, Tensor) and e in (0.5, 1.0) else None
+    if exact_scale is not None:
+        rule = _Squares if e == 0.5 else _Identity
+    top: Tensor = torch.ones_like(row_max)
+    if maxima.shape[-1] > 1:
+        # The solution over a subset of the scores bounds the threshold from below, and the group maxima are a good
+        # subset at an eighth of the work.  Any number of steps will do: this only chooses where to start.
+        x = (maxima - row_max).mul_(e).add_(1.0)
+        warm = rule(e, *torch.empty(3, *x.shape, dtype=x.dtype, device=x.device))
+        for _ in range(_WARM_STEPS):
+            x.sub_(warm.step(x, warm.mass(x)))
+        top = x.amax(-1, keepdim=True)
+    x = scratch[0]
+    if exact_scale is not None:  # e z does not round: one pass gives e (z - max) + top, up to a shift
+        torch.add(top - exact_scale * row_max, z, alpha=exact_scale, out=x)
+    else:
+        torch.sub(z, row_max, out=x).mul_(e).add_(top)
+    solution = rule(e, out, scratch[1], scratch[2])
+    progress = _Progress(z.dtype)
+    # The steps act on x and not on a threshold beside it: what remains of x near the edge of the support is then
+    # exact, where a threshold in fp32 would cost thousands of near-ties up to a percent of their mass.
+    while progress.wanted(mass := solution.mass(x)):
+        x.sub_(solution.step(x, mass))
+    solution.finish(x)
+
+
+class _Progress:
+    """Ends a Newton loop: when every row has mass one to rounding, or when the worst row no longer improves."""
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        self.tolerance = 8 * torch.finfo(dtype).eps
+        self.worst = math.inf
+
+    def wanted(self, mass: Tensor) -> bool:
+        previous, self.worst = self.worst, (mass - 1.0).abs_().max().item()
+        return self.tolerance < self.worst < previous
+
+
+class _Powers:
+    """p = x^b for x > 0: the mass S and the norm-Newton step (S^e - 1) S^(1 - e) / sum x^(b - 1), for any e.
+
+    The step never passes the root, because S^e is a norm of x and so convex in the threshold.
+    """
+
+    def __init__(self, e: Power, p: Tensor, y: Tensor, other: Tensor) -> None:
+        self.e, self.b = e, 1.0 / e
+        self.p, self.y, self.other = p, y, other
+        self.lowest = _exp(smallest_log(p.dtype) * e)
+
+    def mass(self, x: Tensor) -> Tensor:
+        _floor_to(x, self.lowest, out=self.y)
+        return torch.log(self.y, out=self.p).mul_(self.b).exp_().sum(-1, keepdim=True)
+
+    def step(self, x: Tensor, mass: Tensor) -> Tensor:
+        slope = torch.div(self.p, self.y, out=self.y).mul_(torch.gt(x, 0.0, out=self.other)).sum(-1, keepdim=True)
+        log_mass = mass.log()
+        return (log_mass * self.e).expm1_() * (log_mass * (1.0 - self.e)).exp_() / slope
+
+    def finish(self, x: Tensor) -> None:
+        self.p.mul_(torch.gt(x, 0.0, out=self.other))
+
+
+class _Squares(_Powers):
+    """alpha = 1.5: p = x^2."""
+
+    def mass(self, x: Tensor) -> Tensor:
+        torch.clamp(x, min=0.0, out=self.y)
+        # Not vector_norm: it accumulates plainly and is 3e-4 off at 131072 entries.
+        return torch.mul(self.y, self.y, out=self.p).sum(-1, keepdim=True)
+
+    def step(self, x: Tensor, mass: Tensor) -> Tensor:
+        return (mass - mass.sqrt()) / self.y.sum(-1, keepdim=True)
+
+    def finish(self, x: Tensor) -> None:
+        """p is complete."""
+
+
+class _Identity(_Squares):
+    """alpha = 2: p = x."""
+
+    def mass(self, x: Tensor) -> Tensor:
+        return torch.clamp(x, min=0.0, out=self.p).sum(-1, keepdim=True)
+
+    def step(self, x: Tensor, mass: Tensor) -> Tensor:
+        return (mass - 1.0) / torch.gt(x, 0.0, out=self.other).sum(-1, keepdim=True)
+
+
+# ---------------------------------------------------------------------------------------------------------------
+# 0 < alpha < 1.125: everything relative to the largest weight, so that nothing cancels as alpha -> 1
+
+
+def _near_one_form(z: Tensor, row_max: Tensor, maxima: Tensor, e: Power, out: Tensor, scratch: Tensor) -> None:
+    if isinstance(e, Tensor):
+        # e = 0 would divide zero by zero; so small an e gives its limit to the last bit.
+        e = torch.where(e == 0.0, 1e-20, e)
+    theta = torch.zeros_like(row_max)
+    if maxima.shape[-1] > 1:
+        d = maxima - row_max
+        warm = _Relative(d, e, *torch.empty(3, *d.shape, dtype=d.dtype, device=d.device))
+        for _ in range(_WARM_STEPS):
+            theta = warm.step(theta, warm.mass(theta))
+    solution = _Relative(torch.sub(z, row_max, out=scratch[0]), e, out, scratch[1], scratch[2])
+    progress = _Progress(z.dtype)
+    while progress.wanted(mass := solution.mass(theta)):
+        theta = solution.step(theta, mass)
+    solution.finish()
+
+
+class _Relative:
+    """p / p_max = exp(log1p(w) / e) with w = e d exp(e theta), and Newton steps in theta = -ln p_max."""
+
+    def __init__(self, d: Tensor, e: Power, ratio: Tensor, w: Tensor, other: Tensor) -> None:
+        self.d, self.e, self.b = d, e, 1.0 / e
+        self.ratio, self.w, self.other = ratio, w, other
+        self.low, self.high = _log1p_range(e, d.dtype)
+
+    def mass(self, theta: Tensor) -> Tensor:
+        torch.mul(self.d, (theta * self.e).exp_().mul_(self.e), out=self.w)
+        _floor_to(self.w, self.low, out=self.w)
+        _ceil_to(self.w, self.high, out=self.w)
+        torch.log1p(self.w, out=self.ratio).mul_(self.b).exp_()
+        self.total = self.ratio.sum(-1, keepdim=True)
+        return self.total * (-theta).exp_()
+
+    def step(self, theta: Tensor, mass: Tensor) -> Tensor:
+        slope = torch.div(self.ratio, torch.add(self.w, 1.0, out=self.other), out=self.other).sum(-1, keepdim=True)
+        log_mass = self.total.log() - theta
+        return theta - ((log_mass * -self.e).expm1_() * (self.total / slope)).log1p_() * self.b
+
+    def finish(self) -> None:
+        # Ratios at the bound are below what the dtype resolves, or below the threshold: zero either way.
+        self.ratio.div_(self.total).mul_(torch.gt(self.w, self.low, out=self.other))
+        self.ratio.mul_(torch.lt(self.w, self.high, out=self.other))
+
+
+def _log1p_range(e: Power, dtype: torch.dtype) -> tuple[Power, Power]:
+    """Bounds on w beyond which exp(log1p(w) / e) is not resolved: a lower one where e > 0, an upper one where e < 0."""
+    if isinstance(e, Tensor):
+        bound = (smallest_log(dtype) * e).expm1().clamp(min=4 * torch.finfo(dtype).eps - 1.0)
+        return torch.where(e > 0, bound, -math.inf), torch.where(e < 0, bound, math.inf)
+    limit = max(math.expm1(smallest_log(dtype) * e), 4 * torch.finfo(dtype).eps - 1.0)
+    return (limit, math.inf) if e > 0 else (-math.inf, limit)
+
+
+# ---------------------------------------------------------------------------------------------------------------
+# alpha > 2: relative to the smallest weight of the support, the only form that resolves scores closer than an ulp of t
+
+
+def _edge_form(z: Tensor, row_max: Tensor, maxima: Tensor, e: Power, out: Tensor, scratch: Tensor) -> None:
+    n = z.shape[-1]
+    b = 1.0 / e
+    descending = z.sort(-1, descending=True).values
+
+    def mass_above(edge: Tensor) -> Tensor:
+        return (descending - edge).mul_(e).clamp_(min=0.0).pow_(b).sum(-1, keepdim=True)
+
+    # The k-th largest score is in the support exactly if those above it, measured from it, do not fill the mass.
+    low = torch.zeros(z.shape[0], 1, dtype=torch.long, device=z.device)
+    high = torch.full_like(low, n - 1)
+    for _ in range(n.bit_length()):
+        middle = (low + high + 1) // 2
+        inside = mass_above(descending.gather(-1, middle)) < 1.0
+        low, high = torch.where(inside, middle, low), torch.where(inside, high, torch.maximum(middle - 1, low))
+    edge = descending.gather(-1, low)
+    above = (z - edge).mul_(e)  # p^e = v^e + above
+    support = above >= 0.0
+    log_above = above.clamp_(min=0.0).log_()
+    v = 1.0 / support.sum(-1, keepdim=True).to(z.dtype)
+    progress = _Progress(z.dtype)
+    while True:
+        log_v = v.log()
+        log_p = torch.logaddexp(log_v * e, log_above) * b
+        mass = out.copy_(torch.where(support, log_p.exp(), 0.0)).sum(-1, keepdim=True)
+        if not progress.wanted(mass):
+            break
+        slope = torch.where(support, ((log_v - log_p) * (e - 1.0)).exp(), 0.0).sum(-1, keepdim=True)
+        v = (v - (mass - 1.0) / slope).clamp_(min=0.0)
+    out.div_(mass)
+
+
+# ---------------------------------------------------------------------------------------------------------------
+# A number or one per row
+
+
+def _exp(value: Power) -> Power:
+    return value.exp() if isinstance(value, Tensor) else math.exp(value)
+
+
+def _floor_to(x: Tensor, low: Power, *, out: Tensor) -> Tensor:
+    return torch.maximum(x, low, out=out) if isinstance(low, Tensor) else torch.clamp(x, min=low, out=out)
+
+
+def _ceil_to(x: Tensor, high: Power, *, out: Tensor) -> Tensor:
+    return torch.minimum(x, high, out=out) if isinstance(high, Tensor) else torch.clamp(x, max=high, out=out)
