@@ -31,7 +31,7 @@ _SERIES = {torch.float32: (0.3, 8), torch.float64: (0.5, 18)}  # |t| below which
 
 
 def entmax_weights(z: Tensor, e: Power) -> Tensor:
-    """Weights over the last dim of z, in the compute dtype.  e: a number, or a tensor (..., 1) with as many dims as z."""
+    """Weights over the last dim of z, in the compute dtype.  e: a number, or a tensor (..., 1) with all dims of z."""
     return _apply(_Entmax, z, e)[0]
 
 

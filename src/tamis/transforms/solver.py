@@ -99,11 +99,11 @@ def _solve_block(z: Tensor, e: Power, out: Tensor, floor: Tensor, scratch: Tenso
 def _solve_finite(z: Tensor, row_max: Tensor, maxima: Tensor, e: Power, out: Tensor, scratch: Tensor) -> None:
     """Choose the form by alpha; rows of a block may need different ones."""
     if not isinstance(e, Tensor):
-        _form_of(e)(z, row_max, maxima, e, out, scratch)
+        form = _softmax_form if e == 0.0 else _form_of(e)
+        form(z, row_max, maxima, e, out, scratch)
         return
-    low, high = e.min().item(), e.max().item()
-    form = _form_of(low)
-    if form is _form_of(high):
+    form = _form_of(e.min().item())
+    if form is _form_of(e.max().item()):
         form(z, row_max, maxima, e, out, scratch)
         return
     regimes = (e >= NEAR_ONE).int() + (e > 1.0).int()
@@ -116,8 +116,6 @@ def _solve_finite(z: Tensor, row_max: Tensor, maxima: Tensor, e: Power, out: Ten
 
 
 def _form_of(e: float) -> Callable[..., None]:
-    if e == 0.0:
-        return _softmax_form
     return _near_one_form if e < NEAR_ONE else _threshold_form if e <= 1.0 else _edge_form
 
 
@@ -138,12 +136,9 @@ def _group_maxima(z: Tensor) -> Tensor:
 
 
 def _softmax_form(z: Tensor, row_max: Tensor, maxima: Tensor, e: Power, out: Tensor, scratch: Tensor) -> None:
-    if isinstance(e, Tensor):
-        _near_one_form(z, row_max, maxima, e, out, scratch)
-    else:
-        torch.softmax(z, -1, out=out)
-        if z.shape[-1] > 4096:  # its row sums are accumulated plainly: 4e-5 off at 131072
-            out.div_(out.sum(-1, keepdim=True))
+    torch.softmax(z, -1, out=out)
+    if z.shape[-1] > 4096:  # its row sums are accumulated plainly: 4e-5 off at 131072
+        out.div_(out.sum(-1, keepdim=True))
 
 
 # ---------------------------------------------------------------------------------------------------------------

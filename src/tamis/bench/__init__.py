@@ -1,0 +1,1 @@
+"""Benchmarks: every speed claim of the project comes from here."""

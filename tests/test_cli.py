@@ -1,0 +1,52 @@
+"""The command line, as a user calls it."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+import tamis
+from tamis.bench import transforms as bench
+
+
+def run(*arguments, cwd=None):
+    command = [sys.executable, "-c", "from tamis.cli import main; main()", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, cwd=cwd, timeout=120)
+
+
+def test_demo_draws_and_prints(tmp_path):
+    result = run("demo", "--output", "pictures", cwd=tmp_path)
+    assert result.returncode == 0, result.stderr
+    assert "0.6329" in result.stdout
+    picture = tmp_path / "pictures" / "entmax-family.png"
+    assert picture.read_bytes().startswith(b"\x89PNG")
+    assert picture.stat().st_size > 20_000
+
+
+def test_version():
+    assert run("version").stdout.strip() == tamis.__version__
+
+
+def test_unknown_command_is_an_error():
+    result = run("sieve")
+    assert result.returncode != 0
+    assert "sieve" in result.stderr
+
+
+def test_bench_writes_what_it_prints(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(bench, "SHAPES", ((32, 64),))
+    monkeypatch.setattr(bench, "_memory_factor", lambda alpha: 1.0)
+    bench.run(tmp_path, repeats=2, threads=2)
+    record = json.loads((tmp_path / "transforms-cpu.json").read_text())
+    assert record["machine"]["cpu"]
+    assert {row["pass"] for row in record["rows"]} == {"forward", "forward+backward"}
+    assert all(row["mass_error"] <= 1e-5 for row in record["rows"])
+    assert "over softmax" in capsys.readouterr().out
+
+
+def test_bench_refuses_to_time_wrong_weights():
+    import torch
+
+    with pytest.raises(RuntimeError, match="not timed"):
+        bench._check(lambda z: z.softmax(-1) * 1.01, torch.randn(4, 8), 1.5)

@@ -1,0 +1,60 @@
+"""Packages import only those before them, and heavy libraries stay where they belong."""
+
+import ast
+from pathlib import Path
+
+import pytest
+
+import tamis
+
+SOURCE = Path(tamis.__file__).parent
+
+# Lowest first; a package may import its own level's siblings only if listed before it.
+LAYERS = ["version", "transforms", "functional", "distributions", "mechanisms", "nn", "bench", "demo", "cli"]
+ALLOWED_THIRD_PARTY = {
+    "bench": {"torch", "rich"},
+    "demo": {"torch", "rich", "matplotlib"},
+    "cli": {"typer"},
+}
+
+
+def modules():
+    return sorted(path for path in SOURCE.rglob("*.py") if path != SOURCE / "__init__.py")
+
+
+def package_of(path: Path) -> str:
+    return path.relative_to(SOURCE).parts[0].removesuffix(".py")
+
+
+def imports(path: Path):
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}: imports are absolute"
+            if node.module == "tamis":
+                yield from (f"tamis.{alias.name}" for alias in node.names)
+            else:
+                yield node.module
+
+
+@pytest.mark.parametrize("path", modules(), ids=lambda path: str(path.relative_to(SOURCE)))
+def test_imports_point_downwards(path):
+    package = package_of(path)
+    assert package in LAYERS, f"{package} is not in the layering: add it where it belongs"
+    for name in imports(path):
+        parts = name.split(".")
+        if parts[0] == "tamis":
+            target = parts[1]
+            assert target == package or LAYERS.index(target) < LAYERS.index(package), f"{package} imports {target}"
+
+
+@pytest.mark.parametrize("path", modules(), ids=lambda path: str(path.relative_to(SOURCE)))
+def test_core_depends_on_torch_alone(path):
+    import sys
+
+    allowed = ALLOWED_THIRD_PARTY.get(package_of(path), {"torch"})
+    for name in imports(path):
+        root = name.split(".")[0]
+        if root != "tamis" and root not in sys.stdlib_module_names:
+            assert root in allowed, f"{path.name} imports {root}"
