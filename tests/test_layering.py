@@ -10,7 +10,19 @@ import tamis
 SOURCE = Path(tamis.__file__).parent
 
 # Lowest first; a package may import its own level's siblings only if listed before it.
-LAYERS = ["version", "transforms", "functional", "distributions", "mechanisms", "nn", "bench", "demo", "cli"]
+LAYERS = [
+    "version",
+    "transforms",
+    "attention",
+    "functional",
+    "distributions",
+    "positions",
+    "mechanisms",
+    "nn",
+    "bench",
+    "demo",
+    "cli",
+]
 ALLOWED_THIRD_PARTY = {
     "bench": {"torch", "rich"},
     "demo": {"torch", "rich", "matplotlib"},

@@ -1,5 +1,22 @@
 """Attention mechanisms, one paper per file."""
 
-from tamis.mechanisms.entmax import LearnedAlpha
+from tamis.mechanisms.asentmax import AdaptiveScale, ASEntmaxAttention, ASSMaxAttention, ScalableSoftmax
+from tamis.mechanisms.base import Mechanism
+from tamis.mechanisms.entmax import EntmaxAttention, LearnedAlpha
+from tamis.mechanisms.rela import ReLANorm, ReLAttention
+from tamis.mechanisms.softmax import SoftmaxAttention
+from tamis.mechanisms.softpick import SoftpickAttention
 
-__all__ = ["LearnedAlpha"]
+__all__ = [
+    "ASEntmaxAttention",
+    "ASSMaxAttention",
+    "AdaptiveScale",
+    "EntmaxAttention",
+    "LearnedAlpha",
+    "Mechanism",
+    "ReLANorm",
+    "ReLAttention",
+    "ScalableSoftmax",
+    "SoftmaxAttention",
+    "SoftpickAttention",
+]

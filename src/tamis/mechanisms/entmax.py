@@ -11,14 +11,15 @@ value a is held where the sigmoid still has a slope, so a head at either end can
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from tamis.mechanisms.base import KeepsPrecision, Mechanism
 
-class LearnedAlpha(nn.Module):
+
+class LearnedAlpha(KeepsPrecision):
     """A tensor of alphas in (low, high), each learned.
 
     Args:
@@ -66,20 +67,40 @@ class LearnedAlpha(nn.Module):
                 self.raw.clamp_(-self.limit, self.limit)
         return self.low + (self.high - self.low) * torch.sigmoid(_InwardClamp.apply(self.raw, self.limit))
 
-    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Any:
-        def keep_precision(tensor: Tensor) -> Tensor:
-            moved = fn(tensor)
-            if moved.dtype in (torch.float16, torch.bfloat16):
-                return tensor.to(moved.device)
-            return moved
-
-        return super()._apply(keep_precision, recurse)
-
     def extra_repr(self) -> str:
         with torch.no_grad():
             alphas = self.low + (self.high - self.low) * torch.sigmoid(self.raw.detach().clamp(-self.limit, self.limit))
             span = f"{alphas.min():.3f}..{alphas.max():.3f}" if alphas.device.type != "meta" and alphas.numel() else "?"
         return f"shape={self.shape}, low={self.low}, high={self.high}, alpha={span}"
+
+
+class EntmaxAttention(Mechanism):
+    """alpha-entmax attention.
+
+    Args:
+        num_heads: query heads.
+        alpha: "learn" for one learned alpha per head, as in the paper; a number in [1, 2]; a tensor of them; or a
+            `LearnedAlpha` of one's own, for another range or start.  2 is sparsemax.
+    """
+
+    def __init__(self, num_heads: int, alpha: str | float | Tensor | LearnedAlpha = "learn") -> None:
+        super().__init__()
+        self.num_heads = num_heads
+        if isinstance(alpha, str):
+            if alpha != "learn":
+                raise ValueError(f'alpha must be "learn", a number, a tensor or a LearnedAlpha, got {alpha!r}')
+            alpha = LearnedAlpha(num_heads)
+        if isinstance(alpha, Tensor) and not isinstance(alpha, nn.Parameter):
+            self.register_buffer("alpha", alpha)
+        else:
+            self.alpha = alpha if isinstance(alpha, nn.Module | Tensor) else float(alpha)
+
+    def settings(self, query: Tensor, key: Tensor, hidden: Tensor | None, options: dict[str, Any]) -> dict[str, Any]:
+        return {"alpha": self.alpha() if isinstance(self.alpha, nn.Module) else self.alpha}
+
+    def extra_repr(self) -> str:
+        fixed = "" if isinstance(self.alpha, nn.Module) else f", alpha={self.alpha}"
+        return f"num_heads={self.num_heads}{fixed}"
 
 
 class _InwardClamp(torch.autograd.Function):

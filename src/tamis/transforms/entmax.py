@@ -145,7 +145,7 @@ def _backward_op(
             e_block = power[block] if isinstance(power, Tensor) else power
             p_block, dz_block = rows[block], dz[block]
             g_block = grads[block].to(p.dtype)
-            _vjp_block(p_block, e_block, floors[block], g_block, dz_block, scratch[: p_block.shape[0]])
+            vjp_rows(p_block, e_block, floors[block], g_block, dz_block, scratch[: p_block.shape[0]])
             if alpha_grad:
                 de[block] = -(curvature(p_block, e_block) * dz_block).sum(-1, keepdim=True)
     return dz.view(p.shape), de.view(floor.shape)
@@ -158,8 +158,8 @@ def _(
     return torch.empty_like(p), torch.empty_like(floor)
 
 
-def _vjp_block(p: Tensor, e: Power, floor: Tensor, g: Tensor, out: Tensor, scratch: Tensor) -> None:
-    """entmax_vjp in place, for alpha <= 2 and finite g; anything else takes the general form."""
+def vjp_rows(p: Tensor, e: Power, floor: Tensor, g: Tensor, out: Tensor, scratch: Tensor) -> None:
+    """entmax_vjp of a block of rows (rows, n) into `out`: in place for alpha <= 2 and finite g."""
     if (e.max().item() if isinstance(e, Tensor) else e) <= 1.0:
         support = torch.gt(p, floor, out=scratch)
         if isinstance(e, Tensor) or e not in (0.5, 1.0):

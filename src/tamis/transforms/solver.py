@@ -54,8 +54,8 @@ def smallest_log(dtype: torch.dtype) -> float:
 def row_blocks(rows: Tensor) -> list[slice]:
     """Slices of a (rows, n) tensor that are worked on at a time."""
     elements = _CPU_BLOCK if rows.device.type == "cpu" else _GPU_BLOCK
-    if rows.numel() > _CPU_BLOCK // 2:  # scratch is three blocks: bound it by the size of what is solved, too
-        elements = min(elements, rows.numel() // 2)
+    if elements // 2 < rows.numel() < elements * 2:  # scratch is three blocks: keep it below the size of the rows
+        elements = rows.numel() // 2
     height = max(1, elements // max(1, rows.shape[-1]))
     return [slice(start, start + height) for start in range(0, rows.shape[0], height)]
 

@@ -1,0 +1,219 @@
+"""Arguments of the attention functions, checked once and put into one form."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TypedDict
+
+import torch
+from torch import Tensor
+
+from tamis.attention.masks import Visibility, default_positions, packed_positions, segments_of
+
+Window = int | tuple[int | None, int | None]
+
+
+class Options(TypedDict, total=False):
+    """The keyword arguments that all attention functions share; see :func:`tamis.entmax_attention`."""
+
+    alibi_slopes: Tensor | None
+    window: Window | None
+    query_positions: Tensor | None
+    key_positions: Tensor | None
+    key_lengths: Tensor | None
+    cu_seqlens_q: Tensor | None
+    cu_seqlens_k: Tensor | None
+
+
+@dataclass(frozen=True)
+class Call:
+    """Checked arguments of one call."""
+
+    query: Tensor
+    key: Tensor
+    value: Tensor
+    visibility: Visibility
+    scale: float
+
+    @property
+    def shape(self) -> tuple[int, int, int, int]:
+        """(B, H, Lq, Lk)"""
+        return (*self.query.shape[:3], self.key.shape[2])
+
+
+def check_call(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor | None,
+    attn_mask: Tensor | None = None,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+    *,
+    alibi_slopes: Tensor | None = None,
+    window: Window | None = None,
+    query_positions: Tensor | None = None,
+    key_positions: Tensor | None = None,
+    key_lengths: Tensor | None = None,
+    cu_seqlens_q: Tensor | None = None,
+    cu_seqlens_k: Tensor | None = None,
+) -> Call:
+    """ValueError or TypeError for what does not fit; otherwise the call in one form."""
+    value = key if value is None else value
+    query, key, value = _autocast(query, key, value)
+    _check_shapes(query, key, value, enable_gqa)
+    batch, heads, num_queries = query.shape[:3]
+    num_keys = key.shape[2]
+    device = query.device
+    segments: tuple[Tensor | None, Tensor | None] = (None, None)
+    packed = cu_seqlens_q is not None or cu_seqlens_k is not None
+    if packed:
+        if key_lengths is not None:
+            raise ValueError("key_lengths and cu_seqlens exclude each other: packed sequences have no padding")
+        segments, defaults = _packed(cu_seqlens_q, cu_seqlens_k, batch, num_queries, num_keys)
+    else:
+        defaults = default_positions(num_queries, num_keys, device)
+    if key_positions is not None and query_positions is None and num_queries != num_keys:
+        raise ValueError("key_positions without query_positions is only defined for as many queries as keys")
+    if key_positions is not None and query_positions is None:
+        query_positions = key_positions
+    if query_positions is not None and key_positions is None and not packed:
+        defaults = (defaults[0], torch.arange(num_keys, device=device)[None])
+    visibility = Visibility(
+        num_queries=num_queries,
+        num_keys=num_keys,
+        query_positions=_positions("query_positions", query_positions, batch, num_queries, defaults[0]),
+        key_positions=_positions("key_positions", key_positions, batch, num_keys, defaults[1]),
+        is_causal=bool(is_causal),
+        window=_window(window),
+        attn_mask=_mask(attn_mask, (batch, heads, num_queries, num_keys)),
+        key_lengths=_lengths(key_lengths, batch),
+        query_segments=segments[0],
+        key_segments=segments[1],
+        alibi_slopes=_slopes(alibi_slopes, batch, heads),
+    )
+    if scale is not None and not math.isfinite(scale):
+        raise ValueError(f"scale must be finite, got {scale}")
+    return Call(query, key, value, visibility, 1.0 / math.sqrt(max(1, query.shape[3])) if scale is None else scale)
+
+
+def check_dropout(dropout_p: float) -> float:
+    if not 0.0 <= dropout_p <= 1.0:
+        raise ValueError(f"dropout_p must lie in [0, 1], got {dropout_p}")
+    return float(dropout_p)
+
+
+def _autocast(*tensors: Tensor) -> tuple[Tensor, ...]:
+    """Under autocast, the dtype that F.scaled_dot_product_attention would compute in."""
+    for name, x in zip(("query", "key", "value"), tensors, strict=True):
+        if not isinstance(x, Tensor) or not x.is_floating_point():
+            kind = x.dtype if isinstance(x, Tensor) else type(x).__name__
+            raise TypeError(f"{name} must be a floating-point tensor, got {kind}")
+    device = tensors[0].device.type
+    if torch.is_autocast_enabled(device):
+        dtype = torch.get_autocast_dtype(device)
+        return tuple(x if x.dtype == torch.float64 else x.to(dtype) for x in tensors)
+    return tensors
+
+
+def _check_shapes(query: Tensor, key: Tensor, value: Tensor, enable_gqa: bool) -> None:
+    for name, x in (("query", query), ("key", key), ("value", value)):
+        if x.ndim != 4:
+            raise ValueError(f"{name} must be (batch, heads, length, head_dim), got shape {tuple(x.shape)}")
+        if x.dtype != query.dtype or x.device != query.device:
+            expected = f"{query.dtype} on {query.device}"
+            raise ValueError(f"{name} must match query, {expected}, got {x.dtype} on {x.device}")
+    shapes = f"query {tuple(query.shape)}, key {tuple(key.shape)}, value {tuple(value.shape)}"
+    if key.shape[0] != query.shape[0] or value.shape[0] != query.shape[0]:
+        raise ValueError(f"query, key and value must have one batch size, got {shapes}")
+    if key.shape[3] != query.shape[3]:
+        raise ValueError(f"query and key must have one head_dim, got {shapes}")
+    if key.shape[1:3] != value.shape[1:3]:
+        raise ValueError(f"key and value must have as many heads and positions, got {shapes}")
+    heads, key_heads = query.shape[1], key.shape[1]
+    if heads != key_heads and not enable_gqa:
+        raise ValueError(f"{heads} query heads need as many key heads, or enable_gqa=True, got {shapes}")
+    if heads != key_heads and (key_heads == 0 or heads % key_heads):
+        raise ValueError(f"with enable_gqa the query heads must be a multiple of the key heads, got {shapes}")
+
+
+def _mask(mask: Tensor | None, shape: tuple[int, int, int, int]) -> Tensor | None:
+    if mask is None:
+        return None
+    if not isinstance(mask, Tensor) or not (mask.dtype == torch.bool or mask.is_floating_point()):
+        kind = mask.dtype if isinstance(mask, Tensor) else type(mask).__name__
+        raise TypeError(f"attn_mask must be boolean (True = attend) or an additive float tensor, got {kind}")
+    fits = mask.ndim <= 4 and all(
+        have in (1, want) for have, want in zip(reversed(mask.shape), reversed(shape), strict=False)
+    )
+    if not fits:
+        raise ValueError(f"attn_mask of shape {tuple(mask.shape)} does not broadcast to (B, H, Lq, Lk) = {shape}")
+    return mask.reshape((1,) * (4 - mask.ndim) + mask.shape)
+
+
+def _window(window: Window | None) -> tuple[int, int] | None:
+    if window is None:
+        return None
+    if isinstance(window, bool) or not isinstance(window, int | tuple | list):
+        raise TypeError(f"window must be an int or a pair (left, right), got {type(window).__name__}")
+    pair = (window, window) if isinstance(window, int) else tuple(window)
+    if len(pair) != 2 or any(side is not None and (not isinstance(side, int) or side < -1) for side in pair):
+        raise ValueError(f"window must be a count or a pair of counts (None or -1 = no bound), got {window}")
+    left, right = (-1 if side is None else side for side in pair)
+    return None if left < 0 and right < 0 else (left, right)
+
+
+def _integers(name: str, x: Tensor) -> Tensor:
+    if not isinstance(x, Tensor) or x.is_floating_point() or x.dtype == torch.bool:
+        kind = x.dtype if isinstance(x, Tensor) else type(x).__name__
+        raise TypeError(f"{name} must be an integer tensor, got {kind}")
+    return x.long()
+
+
+def _positions(name: str, positions: Tensor | None, batch: int, length: int, default: Tensor) -> Tensor:
+    if positions is None:
+        return default
+    positions = _integers(name, positions)
+    positions = positions[None] if positions.ndim == 1 else positions
+    if positions.ndim != 2 or positions.shape[0] not in (1, batch) or positions.shape[1] != length:
+        raise ValueError(f"{name} must be ({length},) or ({batch}, {length}), got {tuple(positions.shape)}")
+    return positions
+
+
+def _lengths(lengths: Tensor | None, batch: int) -> Tensor | None:
+    if lengths is None:
+        return None
+    lengths = _integers("key_lengths", lengths)
+    if lengths.shape != (batch,):
+        raise ValueError(f"key_lengths must be one per sequence, ({batch},), got {tuple(lengths.shape)}")
+    return lengths
+
+
+def _slopes(slopes: Tensor | None, batch: int, heads: int) -> Tensor | None:
+    if slopes is None:
+        return None
+    if not isinstance(slopes, Tensor) or not slopes.is_floating_point():
+        kind = slopes.dtype if isinstance(slopes, Tensor) else type(slopes).__name__
+        raise TypeError(f"alibi_slopes must be a floating-point tensor, got {kind}")
+    shaped = slopes[None] if slopes.ndim == 1 else slopes
+    if shaped.ndim != 2 or shaped.shape[0] not in (1, batch) or shaped.shape[1] != heads:
+        raise ValueError(f"alibi_slopes must be ({heads},) or ({batch}, {heads}), got {tuple(slopes.shape)}")
+    return shaped.to(torch.promote_types(shaped.dtype, torch.float32))
+
+
+def _packed(
+    cu_q: Tensor | None, cu_k: Tensor | None, batch: int, num_queries: int, num_keys: int
+) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
+    """Segments and default positions of packed sequences."""
+    if cu_q is None or batch != 1:
+        raise ValueError("packed sequences need cu_seqlens_q and inputs of shape (1, heads, tokens, head_dim)")
+    cu_k = cu_q if cu_k is None else cu_k
+    cu_q, cu_k = _integers("cu_seqlens_q", cu_q), _integers("cu_seqlens_k", cu_k)
+    if cu_q.ndim != 1 or cu_q.shape != cu_k.shape or cu_q.shape[0] < 2:
+        raise ValueError(
+            f"cu_seqlens_q and cu_seqlens_k must be 1-D and of one length (sequences + 1), "
+            f"got {tuple(cu_q.shape)} and {tuple(cu_k.shape)}"
+        )
+    queries, keys = segments_of(cu_q, num_queries, missing=-1), segments_of(cu_k, num_keys, missing=-2)
+    return (queries[0], keys[0]), (packed_positions(cu_q, cu_k, queries)[None], keys[1][None])

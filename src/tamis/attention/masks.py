@@ -1,0 +1,137 @@
+"""Who may attend to whom, and with what bias: evaluated for a few queries at a time, never as one L x L array."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True, kw_only=True)
+class Visibility:
+    """All that masks and biases scores (B, H, Lq, Lk).  Dimensions of size 1 broadcast."""
+
+    num_queries: int
+    num_keys: int
+    query_positions: Tensor
+    """(B or 1, Lq), integers."""
+    key_positions: Tensor
+    """(B or 1, Lk), integers."""
+    is_causal: bool = False
+    """A key is visible if its position is not after the query's."""
+    window: tuple[int, int] | None = None
+    """Positions visible before and after the query's own; -1 = no bound."""
+    attn_mask: Tensor | None = None
+    """4-D; boolean (True = attend) or additive."""
+    key_lengths: Tensor | None = None
+    """(B,): keys from this index on are padding."""
+    query_segments: Tensor | None = None
+    """(Lq,): the packed sequence that a query belongs to; negative = none."""
+    key_segments: Tensor | None = None
+    """(Lk,)"""
+    alibi_slopes: Tensor | None = None
+    """(B or 1, H): bias -slope * |distance|."""
+
+    @property
+    def is_trivial(self) -> bool:
+        """Every query sees every key, without a bias."""
+        masks = (self.attn_mask, self.key_lengths, self.query_segments, self.alibi_slopes, self.window)
+        return not self.is_causal and all(part is None for part in masks)
+
+    def block(self, batches: slice, heads: slice, queries: slice) -> tuple[Tensor | None, Tensor | None]:
+        """The mask (True = attend) and the additive bias of a block, each 4-D and broadcastable to it, or None."""
+        keep: Tensor | None = None
+        bias: Tensor | None = None
+        if self.is_causal or self.window is not None or self.alibi_slopes is not None:
+            ahead = self._ahead(batches, queries)
+            if self.is_causal:
+                keep = ahead <= 0
+            if self.window is not None:
+                before, after = self.window
+                if before >= 0:
+                    keep = _both(keep, ahead >= -before)
+                if after >= 0:
+                    keep = _both(keep, ahead <= after)
+            if self.alibi_slopes is not None:
+                slopes = take(take(self.alibi_slopes, 0, batches), 1, heads)
+                bias = -slopes[:, :, None, None] * ahead.abs().to(slopes.dtype)
+        if self.query_segments is not None and self.key_segments is not None:
+            segments = self.query_segments[queries, None]
+            keep = _both(keep, ((segments == self.key_segments) & (segments >= 0))[None, None])
+        if self.key_lengths is not None:
+            index = torch.arange(self.num_keys, device=self.key_lengths.device)
+            keep = _both(keep, index < take(self.key_lengths, 0, batches)[:, None, None, None])
+        if self.attn_mask is not None:
+            mask = take(take(take(self.attn_mask, 0, batches), 1, heads), 2, queries)
+            if mask.dtype == torch.bool:
+                keep = _both(keep, mask)
+            else:
+                bias = mask if bias is None else bias + mask
+        return keep, bias
+
+    def _ahead(self, batches: slice, queries: slice) -> Tensor:
+        """Key position minus query position, (B or 1, 1, queries, Lk)."""
+        keys = take(self.key_positions, 0, batches)[:, None, None, :]
+        return keys - take(self.query_positions, 0, batches)[:, None, queries, None]
+
+    def distances(self, batches: slice, queries: slice) -> Tensor:
+        """|key position - query position|, (B or 1, 1, queries, Lk)."""
+        return self._ahead(batches, queries).abs()
+
+    def counts(self, rows_per_block: int = 1024) -> Tensor:
+        """How many keys each query sees, (B or 1, H or 1, Lq).  An additive mask hides a key where it is -inf."""
+        device = self.key_positions.device
+        everything = slice(None)
+        if self.is_trivial:
+            return torch.full((1, 1, self.num_queries), self.num_keys, device=device)
+        parts = []
+        structural = replace(self, alibi_slopes=None)
+        for start in range(0, self.num_queries, rows_per_block):
+            rows = slice(start, min(start + rows_per_block, self.num_queries))
+            keep, bias = structural.block(everything, everything, rows)
+            if bias is not None:
+                keep = _both(keep, bias > float("-inf"))
+            if keep is None:
+                keep = torch.ones(1, 1, 1, 1, dtype=torch.bool, device=device)
+            shape = (keep.shape[0], keep.shape[1], rows.stop - rows.start, self.num_keys)
+            parts.append(keep.expand(shape).sum(-1))
+        if not parts:
+            return torch.zeros(1, 1, 0, dtype=torch.long, device=device)
+        return torch.cat(parts, -1)
+
+
+def _both(keep: Tensor | None, other: Tensor) -> Tensor:
+    return other if keep is None else keep & other
+
+
+def take(x: Tensor, dim: int, index: slice) -> Tensor:
+    """x[index] along dim, unless x broadcasts there."""
+    if x.shape[dim] == 1:
+        return x
+    return x[(slice(None),) * dim + (index,)]
+
+
+def default_positions(num_queries: int, num_keys: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Positions (1, Lq) and (1, Lk) under which the last query sits on the last key."""
+    keys = torch.arange(num_keys, device=device)
+    queries = torch.arange(num_queries, device=device) + (num_keys - num_queries)
+    return queries[None], keys[None]
+
+
+def segments_of(cu_seqlens: Tensor, total: int, *, missing: int) -> tuple[Tensor, Tensor]:
+    """The segment of each packed token and its index within it, (total,).  Tokens past the end get `missing`."""
+    index = torch.arange(total, device=cu_seqlens.device)
+    segment = torch.searchsorted(cu_seqlens, index, right=True) - 1
+    inside = index < cu_seqlens[-1]
+    start = cu_seqlens[segment.clamp(max=cu_seqlens.shape[0] - 1)]
+    return torch.where(inside, segment, missing), index - start
+
+
+def packed_positions(cu_seqlens_q: Tensor, cu_seqlens_k: Tensor, queries: tuple[Tensor, Tensor]) -> Tensor:
+    """Query positions of packed sequences, aligned so that the last query of each sits on its last key.
+
+    `queries` is what :func:`segments_of` gave for them: (segment, index within it).
+    """
+    segment = queries[0].clamp(min=0)
+    return queries[1] + (cu_seqlens_k.diff() - cu_seqlens_q.diff())[segment]

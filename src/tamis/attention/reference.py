@@ -1,0 +1,302 @@
+"""Attention in plain torch, two ways with one contract.
+
+`dense` builds the whole matrix of weights from differentiable operations: short, obviously right, the oracle for
+everything else, and what torch.compile and torch.func see.  `attend` walks over blocks of queries in place, in memory
+linear in the length: the path that CPU training takes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tamis.attention.masks import Visibility, take
+from tamis.attention.rules import Rule
+from tamis.transforms.solver import Power, compute_dtype
+
+_BLOCK = 1 << 19  # scores worked on at a time
+_KEEP = 1 << 25  # weights up to this many are kept for the backward pass instead of being solved for again
+
+
+def dense_scores(query: Tensor, key: Tensor, visibility: Visibility, scale: float) -> tuple[Tensor, Tensor | None]:
+    """Biased, unmasked scores (B, H, Lq, Lk) in the compute dtype, and the mask (True = attend)."""
+    dtype = compute_dtype(query.dtype)
+    groups = query.shape[1] // max(1, key.shape[1])
+    key = key.repeat_interleave(groups, 1) if groups > 1 else key
+    scores = (query.to(dtype) @ key.to(dtype).mT) * scale
+    everything = slice(None)
+    keep, bias = visibility.block(everything, everything, everything)
+    return (scores if bias is None else scores + bias.to(dtype)), keep
+
+
+def dense_weights(query: Tensor, key: Tensor, rule: Rule, visibility: Visibility, scale: float) -> Tensor:
+    """All weights (B, H, Lq, Lk), in the compute dtype, differentiable as often as one likes."""
+    scores, keep = dense_scores(query, key, visibility, scale)
+    return rule.dense(scores if keep is None else torch.where(keep, scores, rule.hidden), keep)
+
+
+def dense(
+    query: Tensor, key: Tensor, value: Tensor, rule: Rule, visibility: Visibility, scale: float, dropout: Dropout
+) -> Tensor:
+    weights = dense_weights(query, key, rule, visibility, scale)
+    groups = query.shape[1] // max(1, key.shape[1])
+    value = value.repeat_interleave(groups, 1) if groups > 1 else value
+    if dropout.p > 0.0:
+        weights = weights * dropout.factors(weights.shape, weights.dtype, weights.device, 0)
+    return (weights @ value.to(weights.dtype)).to(query.dtype)
+
+
+@dataclass(frozen=True)
+class Dropout:
+    """Dropout of weights that can be drawn again: the factors of a block depend on the seed and its number alone."""
+
+    p: float = 0.0
+    seed: int = 0
+
+    @staticmethod
+    def draw(p: float, generator: torch.Generator | None) -> Dropout:
+        """Take one number from the generator (torch's own by default), so that repeated calls differ."""
+        if p == 0.0:
+            return Dropout()
+        device = generator.device if generator is not None else "cpu"
+        seed = torch.randint(2**62, (), generator=generator, device=device)
+        return Dropout(p, int(seed.item()))
+
+    def factors(self, shape: Any, dtype: torch.dtype, device: torch.device, block: int) -> Tensor:
+        """0 or 1 / (1 - p) for each weight of a block."""
+        generator = torch.Generator(device).manual_seed((self.seed + block * 0x9E3779B9) % 2**63)
+        kept = torch.empty(shape, dtype=dtype, device=device).bernoulli_(1.0 - self.p, generator=generator)
+        return kept.div_(1.0 - self.p) if self.p < 1.0 else kept
+
+
+Observer = Callable[["Block", Tensor], None]
+"""Is shown each block and its weights (rows, Lk), before dropout."""
+
+
+def attend(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    rule: Rule,
+    visibility: Visibility,
+    scale: float,
+    dropout: Dropout,
+    observer: Observer | None = None,
+) -> Tensor:
+    """Output (B, H, Lq, Dv) in the dtype of the query."""
+    tensors = (query, key, value, visibility.attn_mask, visibility.alibi_slopes, *rule.parameters())
+    return _Attend.apply(rule, visibility, scale, dropout, observer, *tensors)
+
+
+@torch.no_grad()
+def observe(query: Tensor, key: Tensor, rule: Rule, visibility: Visibility, scale: float, observer: Observer) -> None:
+    """Show an observer all weights, block by block, in the order of (B, H, Lq) within each block."""
+    for block in Walk(query, key, rule, visibility, scale):
+        observer(block, block.weights())
+
+
+class _Attend(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        rule: Rule,
+        visibility: Visibility,
+        scale: float,
+        dropout: Dropout,
+        observer: Observer | None,
+        *tensors: Tensor | None,
+    ) -> Tensor:
+        query, key, value = tensors[0], tensors[1], tensors[2]
+        assert query is not None
+        assert key is not None
+        assert value is not None
+        out = query.new_zeros((*query.shape[:3], value.shape[3]))
+        walk = Walk(query, key, rule, visibility, scale)
+        train = any(ctx.needs_input_grad)
+        keep_weights = train and rule.keeps_weights and walk.size <= _KEEP
+        kept = []
+        for block in walk:
+            weights = block.weights()
+            if observer is not None:
+                observer(block, weights)
+            if keep_weights:
+                kept.append(weights)
+            if dropout.p > 0.0:
+                weights = weights * dropout.factors(weights.shape, weights.dtype, weights.device, block.number)
+            out[block.index] = block.to_queries(torch.bmm(block.by_group(weights), block.of_keys(value)))
+        if train:
+            ctx.save_for_backward(*tensors)
+            ctx.static = (rule, visibility, scale, dropout)
+            ctx.kept = kept if keep_weights else None
+        return out
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        rule, visibility, scale, dropout = ctx.static
+        query, key, value = ctx.saved_tensors[:3]
+        needs = ctx.needs_input_grad[5:]
+        grads = [
+            torch.zeros_like(t, dtype=compute_dtype(t.dtype)) if t is not None and need else None
+            for t, need in zip(ctx.saved_tensors, needs, strict=True)
+        ]
+        d_query, d_key, d_value, d_mask, d_slopes, *d_parameters = grads
+        walk = Walk(query, key, rule, visibility, scale)
+        for block in walk:
+            weights = ctx.kept[block.number] if ctx.kept is not None else None
+            scores = walk.scratch(block) if weights is not None else block.scores()
+            if weights is None:
+                weights = rule.weights(scores.clone(), block.values)
+                block.hide(weights)
+            d_out = block.of_queries(grad)  # (groups, rows, Dv)
+            d_weights = torch.bmm(d_out, block.of_keys(value).mT).view_as(weights)
+            dropped = weights
+            if dropout.p > 0.0:
+                factors = dropout.factors(weights.shape, weights.dtype, weights.device, block.number)
+                dropped = weights * factors
+                d_weights.mul_(factors)
+            if d_value is not None:
+                block.add_keys(d_value, torch.bmm(block.by_group(dropped).mT, d_out))
+            d_scores, d_rows = rule.backward(scores, weights, d_weights, block.values, list(needs[5:]))
+            block.hide(d_scores)
+            by_group = block.by_group(d_scores)
+            if d_query is not None:
+                d_query[block.index] = block.to_queries(torch.bmm(by_group, block.of_keys(key)).mul_(scale))
+            if d_key is not None:
+                block.add_keys(d_key, torch.bmm(by_group.mT, block.of_queries(query)).mul_(scale))
+            for d_parameter, d_row in zip(d_parameters, d_rows, strict=True):
+                if d_parameter is not None and d_row is not None:
+                    block.add_reduced(d_parameter, d_row)
+            if d_mask is not None:
+                block.add_reduced(d_mask, d_scores)
+            if d_slopes is not None:
+                moved = -(block.four_d(d_scores) * block.distances()).sum((-1, -2))
+                target = take(take(d_slopes, 0, block.index[0]), 1, block.index[1])
+                target.add_(moved.sum_to_size(target.shape))
+        cast = [None if g is None else g.to(t.dtype) for g, t in zip(grads, ctx.saved_tensors, strict=True)]
+        return (None, None, None, None, None, *cast)
+
+
+class Walk:
+    """Blocks of queries, each small enough to stay in cache: all of several heads, or some queries of one."""
+
+    def __init__(self, query: Tensor, key: Tensor, rule: Rule, visibility: Visibility, scale: float) -> None:
+        self.query, self.key, self.rule, self.visibility, self.scale = query, key, rule, visibility, scale
+        self.dtype = compute_dtype(query.dtype)
+        self.batches, self.heads, self.queries = query.shape[:3]
+        self.key_heads, self.keys = key.shape[1:3]
+        self.groups = self.heads // max(1, self.key_heads)
+        self.size = self.batches * self.heads * self.queries * self.keys
+        per_query = max(1, self.groups * self.keys)
+        self.rows = min(self.queries, max(16, _BLOCK // per_query))
+        self.head_step = min(self.key_heads, max(1, _BLOCK // (per_query * max(1, self.rows))))
+        whole = self.head_step == self.key_heads
+        area = per_query * max(1, self.rows) * max(1, self.key_heads)
+        self.batch_step = max(1, _BLOCK // area) if whole else 1
+        self.buffer: Tensor | None = None
+
+    def __iter__(self) -> Iterator[Block]:
+        if self.keys == 0 or self.queries == 0:
+            return
+        number = 0
+        for b in range(0, self.batches, self.batch_step):
+            for h in range(0, self.key_heads, self.head_step):
+                for q in range(0, self.queries, self.rows):
+                    batches = slice(b, min(b + self.batch_step, self.batches))
+                    key_heads = slice(h, min(h + self.head_step, self.key_heads))
+                    queries = slice(q, min(q + self.rows, self.queries))
+                    yield Block(self, number, batches, key_heads, queries)
+                    number += 1
+
+    def scratch(self, block: Block) -> Tensor:
+        """A (rows, Lk) buffer that blocks share."""
+        if self.buffer is None:
+            self.buffer = torch.empty(block.num_rows, self.keys, dtype=self.dtype, device=self.query.device)
+        return self.buffer[: block.num_rows]
+
+
+class Block:
+    """A block of (batches, heads, queries) against all keys; its rows are ordered as in (B, H, Lq)."""
+
+    def __init__(self, walk: Walk, number: int, batches: slice, key_heads: slice, queries: slice) -> None:
+        self.walk, self.number = walk, number
+        self.key_index = (batches, key_heads)
+        heads = slice(key_heads.start * walk.groups, key_heads.stop * walk.groups)
+        self.index = (batches, heads, queries)
+        self.shape = (batches.stop - batches.start, heads.stop - heads.start, queries.stop - queries.start)
+        self.num_rows = self.shape[0] * self.shape[1] * self.shape[2]
+        self.num_groups = self.num_rows // (walk.groups * self.shape[2])
+        self.keep, self.bias = walk.visibility.block(*self.index)
+        self.values: list[Power | None] = [
+            None if value is None else self._rows_of(value) for value in walk.rule.parameters()
+        ]
+
+    def scores(self) -> Tensor:
+        """Masked scores, (rows, Lk)."""
+        walk = self.walk
+        scores = walk.scratch(self)
+        product = self.by_group(scores)
+        query, key = self.of_queries(walk.query), self.of_keys(walk.key)
+        torch.baddbmm(product, query, key.mT, beta=0.0, alpha=walk.scale, out=product)
+        if self.bias is not None:
+            self.four_d(scores).add_(self.bias)
+        if self.keep is not None:
+            self.four_d(scores).masked_fill_(~self.keep, walk.rule.hidden)
+        return scores
+
+    def weights(self) -> Tensor:
+        weights = self.walk.rule.weights(self.scores(), self.values)
+        self.hide(weights)
+        return weights
+
+    def hide(self, rows: Tensor) -> None:
+        """Zero what is masked, where the rule itself does not."""
+        if self.keep is not None and self.walk.rule.hidden == 0.0:
+            self.four_d(rows).masked_fill_(~self.keep, 0.0)
+
+    def visible(self) -> Tensor:
+        """True where a key is seen, -inf biases included; broadcastable to (b, h, q, Lk)."""
+        keep = self.keep
+        if self.bias is not None:
+            unbiased = self.bias > float("-inf")
+            keep = unbiased if keep is None else keep & unbiased
+        return keep if keep is not None else torch.ones(1, 1, 1, 1, dtype=torch.bool, device=self.walk.query.device)
+
+    def distances(self) -> Tensor:
+        """|key position - query position|, (b or 1, 1, q, Lk)."""
+        return self.walk.visibility.distances(self.index[0], self.index[2])
+
+    def four_d(self, rows: Tensor) -> Tensor:
+        return rows.view(*self.shape, -1)
+
+    def by_group(self, rows: Tensor) -> Tensor:
+        """(rows, n) as (key heads of all batches, rows that share one, n)."""
+        return rows.view(self.num_groups, -1, rows.shape[-1])
+
+    def of_queries(self, x: Tensor) -> Tensor:
+        return x[self.index].to(self.walk.dtype).reshape(self.num_groups, -1, x.shape[-1])
+
+    def of_keys(self, x: Tensor) -> Tensor:
+        return x[self.key_index].to(self.walk.dtype).reshape(self.num_groups, *x.shape[2:])
+
+    def to_queries(self, x: Tensor) -> Tensor:
+        return x.view(*self.shape, x.shape[-1])
+
+    def add_keys(self, target: Tensor, x: Tensor) -> None:
+        part = target[self.key_index]
+        part.add_(x.view(part.shape))
+
+    def add_reduced(self, target: Tensor, rows: Tensor) -> None:
+        """Add rows (rows, n or 1) to a broadcast 4-D target, summed over what it broadcasts."""
+        for dim, index in enumerate(self.index):
+            target = take(target, dim, index)
+        target.add_(self.four_d(rows).sum_to_size(target.shape))
+
+    def _rows_of(self, value: Tensor) -> Tensor:
+        for dim, index in enumerate(self.index):
+            value = take(value, dim, index)
+        return value.to(self.walk.dtype).expand(*self.shape, 1).reshape(-1, 1)

@@ -1,0 +1,116 @@
+"""What attention weights look like, gathered block by block: memory does not grow with the length squared."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from tamis.attention.reference import Block
+
+
+@dataclass(frozen=True)
+class Statistics:
+    """Per head, averaged over batch and queries; (H,) each, fp32.  Queries that see no key do not count."""
+
+    support_size: Tensor
+    """Mean number of keys with a non-zero weight."""
+    zero_share: Tensor
+    """Share of visible weights that are exactly 0."""
+    entropy: Tensor
+    """Mean entropy in nats of the weights scaled to sum 1; null rows do not count."""
+    null_share: Tensor
+    """Share of queries whose weights are all 0 although they see a key (possible for ReLU attention only)."""
+    mean_distance: Tensor
+    """Mean distance, in positions, of where the weight lies."""
+
+    def __repr__(self) -> str:
+        parts = (f"{field.name}={getattr(self, field.name).mean():.3g}" for field in fields(self))
+        return f"Statistics({', '.join(parts)}; means over {self.support_size.numel()} heads)"
+
+
+class StatisticsObserver:
+    """Adds up blocks of weights; `result()` gives the averages."""
+
+    def __init__(self, num_heads: int, device: torch.device) -> None:
+        self.sums = torch.zeros(8, num_heads, dtype=torch.float64, device=device)
+
+    def __call__(self, block: Block, weights: Tensor) -> None:
+        with torch.no_grad():
+            self._add(block, block.four_d(weights).detach())
+
+    def _add(self, block: Block, weights: Tensor) -> None:
+        visible = block.visible()  # (b or 1, h or 1, q, Lk)
+        visible_count = visible.expand(weights.shape).sum(-1)  # (b, h, q)
+        rows = visible_count > 0
+        mass = weights.abs().sum(-1)
+        support = (weights != 0.0).sum(-1)
+        alive = support > 0
+        p = weights.abs() / torch.where(alive, mass, 1.0).unsqueeze(-1)
+        entropy = -torch.special.xlogy(p, p).sum(-1)
+        distance = (p * block.distances().to(p.dtype)).sum(-1)
+        values = (support, visible_count, rows, entropy, alive, rows & ~alive, distance, alive)
+        parts = [value.double().sum((0, 2)) for value in values]
+        self.sums[:, block.index[1]] += torch.stack(parts)
+
+    def result(self) -> Statistics:
+        support, visible, rows, entropy, alive, null, distance, _ = self.sums
+        return Statistics(
+            support_size=_ratio(support, rows),
+            zero_share=1.0 - _ratio(support, visible),
+            entropy=_ratio(entropy, alive),
+            null_share=_ratio(null, rows),
+            mean_distance=_ratio(distance, alive),
+        )
+
+
+def _ratio(total: Tensor, count: Tensor) -> Tensor:
+    return (total / count.clamp(min=1.0)).float()
+
+
+class SparseWeights(NamedTuple):
+    """The exact non-zeros of attention weights, in compressed rows over all (batch, head, query)."""
+
+    crow: Tensor
+    """(B * H * Lq + 1,): row r holds entries crow[r] up to crow[r + 1]."""
+    col: Tensor
+    """(non-zeros,): the key of each entry, ascending within a row."""
+    val: Tensor
+    """(non-zeros,)"""
+    shape: tuple[int, int, int, int]
+    """(B, H, Lq, Lk)"""
+
+    def to_dense(self) -> Tensor:
+        """The weights as (B, H, Lq, Lk)."""
+        rows = torch.repeat_interleave(torch.arange(self.crow.numel() - 1, device=self.col.device), self.crow.diff())
+        dense = self.val.new_zeros(self.crow.numel() - 1, self.shape[3])
+        dense[rows, self.col] = self.val
+        return dense.view(self.shape)
+
+
+class SparseObserver:
+    """Collects the non-zeros of blocks and puts them into the order of (B, H, Lq)."""
+
+    def __init__(self, shape: tuple[int, int, int, int], device: torch.device, dtype: torch.dtype) -> None:
+        self.shape, self.dtype = shape, dtype
+        self.rows: list[Tensor] = [torch.empty(0, dtype=torch.long, device=device)]
+        self.cols: list[Tensor] = [torch.empty(0, dtype=torch.long, device=device)]
+        self.vals: list[Tensor] = [torch.empty(0, dtype=dtype, device=device)]
+
+    def __call__(self, block: Block, weights: Tensor) -> None:
+        _, heads, queries, _ = self.shape
+        b, h, q, col = block.four_d(weights).nonzero(as_tuple=True)
+        starts = [index.start for index in block.index]
+        self.rows.append(((b + starts[0]) * heads + (h + starts[1])) * queries + (q + starts[2]))
+        self.cols.append(col)
+        self.vals.append(block.four_d(weights)[b, h, q, col].to(self.dtype))
+
+    def result(self) -> SparseWeights:
+        rows, cols, vals = torch.cat(self.rows), torch.cat(self.cols), torch.cat(self.vals)
+        order = torch.argsort(rows, stable=True)
+        count = self.shape[0] * self.shape[1] * self.shape[2]
+        crow = torch.zeros(count + 1, dtype=torch.long, device=rows.device)
+        crow[1:] = torch.bincount(rows, minlength=count).cumsum(0)
+        return SparseWeights(crow, cols[order], vals[order], self.shape)

@@ -1,0 +1,106 @@
+"""Checks and layout shared by the public functions.  Inner code trusts what has passed here."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tamis.transforms.solver import compute_dtype
+
+
+def prepare(input: Tensor, dim: int, mask: Tensor | None) -> tuple[Tensor, int]:
+    """The scores with `dim` last and masked ones at -inf, and `dim` counted from the front."""
+    dim = check_scores(input, dim)
+    z = promote(input)
+    if mask is not None:
+        if not isinstance(mask, Tensor) or mask.dtype != torch.bool:
+            kind = mask.dtype if isinstance(mask, Tensor) else type(mask).__name__
+            raise TypeError(f"mask must be a boolean tensor (True = keep), got {kind}")
+        if not broadcasts(mask.shape, input.shape):
+            raise ValueError(f"mask of shape {tuple(mask.shape)} does not broadcast to input {tuple(input.shape)}")
+        z = torch.where(mask, z, -math.inf)
+    return (z.movedim(dim, -1) if z.ndim else z.reshape(1)), dim
+
+
+def restore(weights: Tensor, input: Tensor, dim: int) -> Tensor:
+    """Weights back in the layout of `input`, and in its dtype (fp32 under autocast)."""
+    dtype = promote(input[:0] if input.ndim else input).dtype
+    if input.ndim == 0:
+        return weights.reshape(()).to(dtype)
+    weights = weights.to(dtype).movedim(-1, dim)
+    return weights.contiguous() if dim != input.ndim - 1 and input.is_contiguous() else weights
+
+
+def check_scores(input: Tensor, dim: int) -> int:
+    if not isinstance(input, Tensor) or not input.is_floating_point():
+        kind = input.dtype if isinstance(input, Tensor) else type(input).__name__
+        raise TypeError(f"input must be a floating-point tensor, got {kind}")
+    if isinstance(dim, bool) or not isinstance(dim, int):
+        raise TypeError(f"dim must be an int, got {type(dim).__name__}")
+    ndim = max(input.ndim, 1)
+    if not -ndim <= dim < ndim:
+        raise ValueError(f"dim must lie in [{-ndim}, {ndim - 1}] for input of shape {tuple(input.shape)}, got {dim}")
+    return dim % ndim
+
+
+def promote(input: Tensor) -> Tensor:
+    """Under autocast these functions run in fp32, as softmax does."""
+    if input.dtype in (torch.float16, torch.bfloat16) and torch.is_autocast_enabled(input.device.type):
+        return input.float()
+    return input
+
+
+def broadcasts(shape: Any, target: Any) -> bool:
+    if len(shape) > len(target):
+        return False
+    return all(have in (1, want) for have, want in zip(reversed(shape), reversed(target), strict=False))
+
+
+def exponent(alpha: float | Tensor, input: Tensor, dim: int) -> float | Tensor:
+    """alpha - 1, subtracted before any rounding to fp32."""
+    return row_parameter("alpha", alpha, 0.0, input, dim, subtract=1.0)
+
+
+def row_parameter(
+    name: str, value: float | Tensor, above: float, input: Tensor, dim: int, *, subtract: float = 0.0
+) -> float | Tensor:
+    """A parameter per row: a checked number, or a tensor (..., 1) with the number of dims of `input`, `dim` last."""
+    if isinstance(value, Tensor):
+        return _tensor_parameter(name, value, above, input, dim, subtract)
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise TypeError(f"{name} must be a number or a tensor, got {type(value).__name__}")
+    if not above < value < math.inf:
+        raise ValueError(f"{name} must be a finite number above {above:g}, got {value}")
+    return float(value) - subtract
+
+
+def _tensor_parameter(name: str, value: Tensor, above: float, input: Tensor, dim: int, subtract: float) -> Tensor:
+    if not value.is_floating_point():
+        raise TypeError(f"{name} must be a floating-point tensor, got {value.dtype}")
+    ndim = max(input.ndim, 1)
+    reduced = list(input.shape) or [1]
+    reduced[dim] = 1
+    per_head = value.ndim == 1 and ndim == 4 and dim == 3
+    shape = (1, *value.shape, 1, 1) if per_head else (*(1,) * (ndim - value.ndim), *value.shape)
+    if not broadcasts(shape, reduced):
+        expected = f"one per head ({input.shape[1]},) or " if per_head else ""
+        raise ValueError(
+            f"{name} of shape {tuple(value.shape)} does not fit input {tuple(input.shape)} and dim {dim}: "
+            f"expected {expected}a shape that broadcasts to {tuple(reduced)}"
+        )
+    if values_known(value) and value.numel() and not bool(((value > above) & (value < math.inf)).all()):
+        bad = value.detach()[~((value > above) & (value < math.inf))].flatten()[0].item()
+        raise ValueError(f"{name} must be finite and above {above:g} everywhere, got {bad:g}")
+    if compute_dtype(value.dtype) != value.dtype:
+        value = value.float()
+    return (value.reshape(shape) - subtract).to(compute_dtype(input.dtype)).movedim(dim, -1)
+
+
+def values_known(x: Tensor) -> bool:
+    """Whether looking at the values costs no synchronisation and is possible at all."""
+    if torch.compiler.is_compiling() or x.device.type != "cpu":
+        return False
+    return not torch._C._functorch.is_functorch_wrapped_tensor(x)

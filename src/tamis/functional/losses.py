@@ -1,0 +1,148 @@
+"""Fenchel-Young losses with the arguments of cross-entropy."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from tamis.functional.checks import check_scores, promote, row_parameter, values_known
+from tamis.transforms.entmax import entmax_conjugate
+from tamis.transforms.losses import Conjugate, class_loss, probability_loss
+from tamis.transforms.relatives import normmax_conjugate
+
+
+def entmax_loss(
+    input: Tensor,
+    target: Tensor,
+    alpha: float | Tensor = 1.5,
+    *,
+    weight: Tensor | None = None,
+    ignore_index: int = -100,
+    reduction: str = "mean",
+    label_smoothing: float = 0.0,
+) -> Tensor:
+    """The Fenchel-Young loss of :func:`entmax`; takes what `torch.nn.functional.cross_entropy` takes.
+
+    Its gradient in the scores is ``entmax(input, alpha) - target``; at alpha = 1 it is cross-entropy.  Unlike
+    cross-entropy it reaches exactly zero once the target leads by a margin of 1 / (alpha - 1).
+
+    Args:
+        input: scores (C), (N, C) or (N, C, d1, ...).
+        target: class indices with the shape of `input` without C, or probabilities with the shape of `input`.
+        alpha: above 0.  A number, one per sample (the shape of class indices), or any tensor that broadcasts against
+            `input` with C reduced to 1.  It has a gradient; with hard targets that gradient is never positive.
+        weight: one weight per class (C).
+        ignore_index: a class index whose samples do not count.
+        reduction: "none", "sum" or "mean".
+        label_smoothing: in [0, 1].
+
+    A class whose score is -inf costs +inf as a target and nothing otherwise.
+    """
+    e, z = _loss_inputs(input, target, alpha, 0.0)
+    conjugate = partial(entmax_conjugate, e=e - 1.0)
+    return _loss(conjugate, z, input, target, weight, ignore_index, reduction, label_smoothing)
+
+
+def sparsemax_loss(
+    input: Tensor,
+    target: Tensor,
+    *,
+    weight: Tensor | None = None,
+    ignore_index: int = -100,
+    reduction: str = "mean",
+    label_smoothing: float = 0.0,
+) -> Tensor:
+    """:func:`entmax_loss` at alpha = 2."""
+    return entmax_loss(
+        input,
+        target,
+        2.0,
+        weight=weight,
+        ignore_index=ignore_index,
+        reduction=reduction,
+        label_smoothing=label_smoothing,
+    )
+
+
+def normmax_loss(
+    input: Tensor,
+    target: Tensor,
+    alpha: float | Tensor = 2.0,
+    *,
+    weight: Tensor | None = None,
+    ignore_index: int = -100,
+    reduction: str = "mean",
+    label_smoothing: float = 0.0,
+) -> Tensor:
+    """The Fenchel-Young loss of :func:`normmax`, for alpha > 1; arguments as in :func:`entmax_loss`."""
+    alpha, z = _loss_inputs(input, target, alpha, 1.0)
+    conjugate = partial(normmax_conjugate, alpha=alpha)
+    return _loss(conjugate, z, input, target, weight, ignore_index, reduction, label_smoothing)
+
+
+def _loss_inputs(input: Tensor, target: Tensor, alpha: float | Tensor, above: float) -> tuple[float | Tensor, Tensor]:
+    """alpha per sample, and the scores with the classes last."""
+    check_scores(input, 0)
+    if input.ndim == 0:
+        raise ValueError("input must have a dimension of classes, got a 0-dim tensor")
+    classes = 0 if input.ndim == 1 else 1
+    samples = input.shape[:classes] + input.shape[classes + 1 :]
+    if isinstance(alpha, Tensor) and alpha.ndim and alpha.shape == samples and input.ndim > 1:
+        alpha = alpha.unsqueeze(classes)
+    if not isinstance(target, Tensor):
+        raise TypeError(f"target must be a tensor, got {type(target).__name__}")
+    expected = input.shape if target.is_floating_point() else samples
+    if target.shape != expected:
+        kind = "probabilities" if target.is_floating_point() else "class indices"
+        raise ValueError(
+            f"target of {kind} must have shape {tuple(expected)} for input {tuple(input.shape)}, "
+            f"got {tuple(target.shape)}"
+        )
+    return row_parameter("alpha", alpha, above, input, classes), promote(input).movedim(classes, -1)
+
+
+def _loss(
+    conjugate: Conjugate,
+    z: Tensor,
+    input: Tensor,
+    target: Tensor,
+    weight: Tensor | None,
+    ignore_index: int,
+    reduction: str,
+    label_smoothing: float,
+) -> Tensor:
+    classes = z.shape[-1]
+    if reduction not in ("none", "sum", "mean"):
+        raise ValueError(f'reduction must be "none", "sum" or "mean", got {reduction!r}')
+    if not 0.0 <= label_smoothing <= 1.0:
+        raise ValueError(f"label_smoothing must lie in [0, 1], got {label_smoothing}")
+    if weight is not None and (not isinstance(weight, Tensor) or weight.shape != (classes,)):
+        got = tuple(weight.shape) if isinstance(weight, Tensor) else type(weight).__name__
+        raise ValueError(f"weight must be a tensor of shape ({classes},), one per class, got {got}")
+    if target.is_floating_point():
+        losses = probability_loss(
+            conjugate, z, target.movedim(0 if input.ndim == 1 else 1, -1), weight, label_smoothing
+        )
+        count = torch.full((), float(losses.numel()), dtype=losses.dtype, device=losses.device)
+    else:
+        target = _check_indices(target, classes, ignore_index)
+        losses, counts = class_loss(conjugate, z, target, weight, ignore_index, label_smoothing)
+        count = counts.sum()
+    if reduction == "mean":
+        losses = losses.sum() / count
+    elif reduction == "sum":
+        losses = losses.sum()
+    return losses.to(promote(input[:0]).dtype)
+
+
+def _check_indices(target: Tensor, classes: int, ignore_index: int) -> Tensor:
+    if target.dtype in (torch.bool, torch.complex64, torch.complex128):
+        raise TypeError(f"target must hold class indices or probabilities, got {target.dtype}")
+    target = target.long()
+    if values_known(target):
+        outside = ((target < 0) | (target >= classes)) & (target != ignore_index)
+        if bool(outside.any()):
+            raise ValueError(f"target must lie in [0, {classes - 1}], got {target[outside][0].item()}")
+    return target

@@ -1,0 +1,158 @@
+"""Length-aware scales: ASEntmax, and the softmax ones it is compared with.
+
+Long-Context Generalization with Sparse Attention, Vasylenko et al. 2025, https://arxiv.org/abs/2506.16640
+
+    ASEntmax   entmax_1.5((delta + beta log(n + 1)^gamma) q k^T / sqrt(d)),
+               beta = softplus(W_b x + b_b),  gamma = 2 tanh(W_g x + b_g),  x the input of the layer, per head and query
+    ASSMax     the same scale with softmax
+    SSMax      softmax(s log(n + 1) q k^T / sqrt(d)),  s per head, https://arxiv.org/abs/2501.19399
+
+n is the number of keys that the query sees, i + 1 in a causal row, so that caches, padding and packing cannot change
+it.  With NAPE positions only the heads without a position bias are scaled.
+
+Deviation: `init="small"` starts with zero weights and beta near 0.05, which leaves the plateau that associative-recall
+tasks have at the start; `init="paper"` is N(0, 0.02) weights and zero biases.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from tamis import functional
+from tamis.mechanisms.base import KeepsPrecision, Mechanism
+
+INITS = ("paper", "small")
+
+
+class AdaptiveScale(KeepsPrecision):
+    """delta + beta log(n + 1)^gamma, (B, H, Lq), with beta and gamma read off the layer's input or one per head."""
+
+    def __init__(
+        self, embed_dim: int | None, num_heads: int, *, delta: float = 1.0, per_head: bool = False, init: str = "paper"
+    ) -> None:
+        super().__init__()
+        if init not in INITS:
+            raise ValueError(f"init must be one of {', '.join(INITS)}, got {init!r}")
+        if embed_dim is None and not per_head:
+            raise ValueError("embed_dim is needed unless per_head=True")
+        self.num_heads, self.delta, self.per_head, self.init = num_heads, delta, per_head, init
+        shape = (2 * num_heads,) if per_head else (2 * num_heads, embed_dim or 0)
+        self.weight = None if per_head else nn.Parameter(torch.empty(shape))
+        self.bias = nn.Parameter(torch.empty(2 * num_heads))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        with torch.no_grad():
+            self.bias.zero_()
+            if self.weight is not None:
+                self.weight.normal_(0.0, 0.02) if self.init == "paper" else self.weight.zero_()
+            if self.init == "small":
+                self.bias[: self.num_heads] = math.log(math.expm1(0.05))
+
+    def coefficients(self, hidden: Tensor | None) -> tuple[Tensor, Tensor]:
+        """beta and gamma, (B or 1, H, Lq or 1)."""
+        if self.weight is None:
+            raw = self.bias[None, :, None]
+        else:
+            if hidden is None:
+                raise ValueError("this mechanism needs hidden, the input of the attention layer (B, Lq, embed_dim)")
+            raw = F.linear(hidden.to(self.weight.dtype), self.weight, self.bias).transpose(1, 2)  # (B, 2H, Lq)
+        beta, gamma = raw.chunk(2, 1)
+        return F.softplus(beta), 2.0 * torch.tanh(gamma)
+
+    def forward(self, hidden: Tensor | None, counts: Tensor) -> Tensor:
+        beta, gamma = self.coefficients(hidden)
+        log_n = counts.clamp(min=1).to(beta.dtype).log1p()
+        return self.delta + beta * log_n**gamma
+
+    def extra_repr(self) -> str:
+        return f"num_heads={self.num_heads}, delta={self.delta}, per_head={self.per_head}, init={self.init!r}"
+
+
+class ASEntmaxAttention(Mechanism):
+    """Entmax attention with an adaptive, length-aware scale.
+
+    Args:
+        embed_dim: width of the layer's input, which the scale is read off.
+        num_heads: query heads.
+        alpha: a number in [1, 2]; 1 is ASSMax.
+        delta: the constant part of the scale.
+        per_head: learn one (beta, gamma) per head instead of reading them off the input.
+        scaled_heads: which heads are scaled, as booleans (num_heads,); all by default.  Pass those of `NAPE`.
+        init: "paper" or "small", see above.
+    """
+
+    def __init__(
+        self,
+        embed_dim: int,
+        num_heads: int,
+        alpha: float = 1.5,
+        delta: float = 1.0,
+        *,
+        per_head: bool = False,
+        scaled_heads: Tensor | None = None,
+        init: str = "paper",
+    ) -> None:
+        super().__init__()
+        self.num_heads, self.alpha = num_heads, float(alpha)
+        self.scale = AdaptiveScale(embed_dim, num_heads, delta=delta, per_head=per_head, init=init)
+        self.register_buffer("scaled_heads", _head_mask(scaled_heads, num_heads))
+
+    scaled_heads: Tensor | None
+
+    def settings(self, query: Tensor, key: Tensor, hidden: Tensor | None, options: dict[str, Any]) -> dict[str, Any]:
+        scale = self.scale(hidden, _counts(query, key, options))
+        return {"alpha": self.alpha, "query_scale": _only(scale, self.scaled_heads)}
+
+    def extra_repr(self) -> str:
+        return f"num_heads={self.num_heads}, alpha={self.alpha:g}"
+
+
+class ASSMaxAttention(ASEntmaxAttention):
+    """The adaptive scale with softmax."""
+
+    def __init__(self, embed_dim: int, num_heads: int, delta: float = 1.0, **arguments: Any) -> None:
+        super().__init__(embed_dim, num_heads, 1.0, delta, **arguments)
+
+
+class ScalableSoftmax(Mechanism, KeepsPrecision):
+    """SSMax: softmax with scores times s log(n + 1), one learned s per head."""
+
+    scaled_heads: Tensor | None
+
+    def __init__(self, num_heads: int, *, init: float = 1.0, scaled_heads: Tensor | None = None) -> None:
+        super().__init__()
+        self.num_heads = num_heads
+        self.s = nn.Parameter(torch.full((num_heads,), float(init)))
+        self.register_buffer("scaled_heads", _head_mask(scaled_heads, num_heads))
+
+    def settings(self, query: Tensor, key: Tensor, hidden: Tensor | None, options: dict[str, Any]) -> dict[str, Any]:
+        log_n = _counts(query, key, options).clamp(min=1).to(self.s.dtype).log1p()
+        return {"alpha": 1.0, "query_scale": _only(self.s[None, :, None] * log_n, self.scaled_heads)}
+
+    def extra_repr(self) -> str:
+        return f"num_heads={self.num_heads}, s={self.s.detach().min():.3f}..{self.s.detach().max():.3f}"
+
+
+def _counts(query: Tensor, key: Tensor, options: dict[str, Any]) -> Tensor:
+    """Visible keys per query, from the options of the call."""
+    ignored = ("dropout_p", "generator", "backend", "scale", "alibi_slopes")
+    return functional.visible_counts(query, key, **{k: v for k, v in options.items() if k not in ignored})
+
+
+def _head_mask(scaled_heads: Tensor | None, num_heads: int) -> Tensor | None:
+    if scaled_heads is not None and (scaled_heads.dtype != torch.bool or scaled_heads.shape != (num_heads,)):
+        raise ValueError(
+            f"scaled_heads must be booleans of shape ({num_heads},), "
+            f"got {scaled_heads.dtype} of shape {tuple(scaled_heads.shape)}"
+        )
+    return scaled_heads
+
+
+def _only(scale: Tensor, heads: Tensor | None) -> Tensor:
+    return scale if heads is None else torch.where(heads[None, :, None], scale, 1.0)

@@ -1,0 +1,71 @@
+"""What an attention mechanism is: how scores become weights, and what becomes of the output of its heads."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from tamis import functional
+from tamis.functional import Statistics
+
+
+class Mechanism(nn.Module):
+    """An attention mechanism.  A new one overrides `settings`, and `merge` if it treats the output specially.
+
+    `options` are the keyword arguments of :func:`tamis.entmax_attention`: masks, positions, window, slopes.
+    `hidden` is the input of the attention layer, (B, Lq, embed_dim), for mechanisms that look at it.
+    """
+
+    def settings(self, query: Tensor, key: Tensor, hidden: Tensor | None, options: dict[str, Any]) -> dict[str, Any]:
+        """What to compute: {"alpha": ...} for entmax, {"activation": ...} for ReLU attention; and, if the scores are to
+        be scaled per query, {"query_scale": (B, H, Lq)}."""
+        raise NotImplementedError(f"{type(self).__name__} must define settings()")
+
+    def merge(self, context: Tensor) -> Tensor:
+        """Outputs of the heads (B, H, Lq, head_dim) to what is projected, (B, Lq, H * head_dim)."""
+        return context.transpose(1, 2).flatten(2)
+
+    def forward(
+        self, query: Tensor, key: Tensor, value: Tensor, *, hidden: Tensor | None = None, **options: Any
+    ) -> Tensor:
+        """(B, H, Lq, D), (B, Hk, Lk, D), (B, Hk, Lk, Dv) to (B, H, Lq, Dv)."""
+        query, settings = self._scaled(query, key, hidden, options)
+        attention: Callable[..., Tensor] = functional.entmax_attention
+        if "activation" in settings:
+            attention = functional.relu_attention
+        elif isinstance(settings["alpha"], float) and settings["alpha"] == 1.0:
+            attention, settings = functional.softmax_attention, {}
+        return attention(query, key, value, **settings, **options)
+
+    def weights(self, query: Tensor, key: Tensor, *, hidden: Tensor | None = None, **options: Any) -> Tensor:
+        """The dense weights (B, H, Lq, Lk)."""
+        query, settings = self._scaled(query, key, hidden, options)
+        return functional.attention_weights(query, key, **settings, **options)
+
+    def statistics(self, query: Tensor, key: Tensor, *, hidden: Tensor | None = None, **options: Any) -> Statistics:
+        """Support size, zero share, entropy, null share and mean distance per head."""
+        query, settings = self._scaled(query, key, hidden, options)
+        return functional.attention_statistics(query, key, **settings, **options)
+
+    def _scaled(
+        self, query: Tensor, key: Tensor, hidden: Tensor | None, options: dict[str, Any]
+    ) -> tuple[Tensor, dict[str, Any]]:
+        settings = self.settings(query, key, hidden, options)
+        scale = settings.pop("query_scale", None)
+        if scale is not None:
+            query = (query.float() * scale.unsqueeze(-1)).to(query.dtype)
+        return query, settings
+
+
+class KeepsPrecision(nn.Module):
+    """Parameters that stay fp32 when the model around them is cast to half precision: alphas, gains, gates, scales."""
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Any:
+        def keep(tensor: Tensor) -> Tensor:
+            moved = fn(tensor)
+            return tensor.to(moved.device) if moved.dtype in (torch.float16, torch.bfloat16) else moved
+
+        return super()._apply(keep, recurse)

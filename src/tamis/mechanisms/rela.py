@@ -1,0 +1,110 @@
+"""Rectified linear attention (ReLA).
+
+Sparse Attention with Linear Units, Zhang, Titov and Sennrich 2021, https://arxiv.org/abs/2104.07012
+
+    Z = concat over heads of relu(q k^T / sqrt(d)) v
+    Y = g * z r * sigmoid(w * z),   r = (mean z^2 + 1e-8)^(-1/2)        ReLA-g
+    Y = g * z r,                    g ~ U(-sqrt(3 / d), sqrt(3 / d))    ReLA-i, d the head size
+
+The norm runs over all concatenated channels of a query, before the output projection; the gate is elementwise, on the
+un-normalised z.  A query whose scores are all negative attends to nothing (null attention) and passes no gradient.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from tamis.mechanisms.base import KeepsPrecision, Mechanism
+
+VARIANTS = ("g", "i", "rms", "layernorm", "none")
+EPSILON = 1e-8
+
+
+class ReLAttention(Mechanism):
+    """ReLU attention and the norm that stabilises it.
+
+    Args:
+        embed_dim: channels of all heads together, those that the norm runs over.
+        num_heads: query heads.
+        variant: "g" gated RMSNorm, "i" RMSNorm with a small random gain, "rms" RMSNorm without parameters,
+            "layernorm", or "none".
+        activation: as in :func:`tamis.relu_attention`; "relu" is the paper's.
+        bias, divide_by_count: as there.
+    """
+
+    def __init__(
+        self,
+        embed_dim: int,
+        num_heads: int,
+        variant: str = "g",
+        activation: str = "relu",
+        *,
+        bias: float = 0.0,
+        divide_by_count: bool = False,
+    ) -> None:
+        super().__init__()
+        if embed_dim % num_heads:
+            raise ValueError(f"embed_dim must be a multiple of num_heads, got {embed_dim} and {num_heads}")
+        self.embed_dim, self.num_heads = embed_dim, num_heads
+        self.activation, self.bias, self.divide_by_count = activation, bias, divide_by_count
+        self.norm = ReLANorm(embed_dim, embed_dim // num_heads, variant)
+
+    def settings(self, query: Tensor, key: Tensor, hidden: Tensor | None, options: dict[str, Any]) -> dict[str, Any]:
+        return {"activation": self.activation, "bias": self.bias, "divide_by_count": self.divide_by_count}
+
+    def merge(self, context: Tensor) -> Tensor:
+        return self.norm(super().merge(context))
+
+    def extra_repr(self) -> str:
+        return f"embed_dim={self.embed_dim}, num_heads={self.num_heads}, activation={self.activation!r}"
+
+
+class ReLANorm(KeepsPrecision):
+    """The norm of ReLA over the last dim, with its gate; fp32 inside, whatever comes in."""
+
+    def __init__(self, embed_dim: int, head_dim: int, variant: str = "g") -> None:
+        super().__init__()
+        if variant not in VARIANTS:
+            raise ValueError(f"variant must be one of {', '.join(VARIANTS)}, got {variant!r}")
+        self.embed_dim, self.head_dim, self.variant = embed_dim, head_dim, variant
+        gain = variant in ("g", "i", "layernorm")
+        self.gain = nn.Parameter(torch.empty(embed_dim)) if gain else None
+        self.gate = nn.Parameter(torch.empty(embed_dim)) if variant == "g" else None
+        self.offset = nn.Parameter(torch.empty(embed_dim)) if variant == "layernorm" else None
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        with torch.no_grad():
+            if self.gain is not None:
+                width = math.sqrt(3.0 / self.head_dim)
+                self.gain.uniform_(-width, width) if self.variant == "i" else self.gain.fill_(1.0)
+            if self.gate is not None:
+                width = math.sqrt(3.0 / self.embed_dim)
+                self.gate.uniform_(-width, width)
+            if self.offset is not None:
+                self.offset.zero_()
+
+    def forward(self, z: Tensor) -> Tensor:
+        if self.variant == "none":
+            return z
+        dtype = z.dtype
+        z = z if dtype == torch.float64 else z.float()
+        if self.variant == "layernorm":
+            return F.layer_norm(z, (self.embed_dim,), self.gain, self.offset).to(dtype)
+        # A null row would be scaled by 1e4, forward and backward: select instead of multiplying.
+        alive = (z != 0.0).any(-1, keepdim=True)
+        safe = torch.where(alive, z, 1.0)
+        y = safe * torch.rsqrt(safe.square().mean(-1, keepdim=True) + EPSILON)
+        if self.gain is not None:
+            y = y * self.gain
+        if self.gate is not None:
+            y = y * torch.sigmoid(self.gate * safe)
+        return torch.where(alive, y, 0.0).to(dtype)
+
+    def extra_repr(self) -> str:
+        return f"{self.embed_dim}, variant={self.variant!r}"
