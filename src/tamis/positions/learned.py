@@ -1,0 +1,28 @@
+"""Learned absolute positions: one vector per position, up to a largest length."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from tamis.positions.base import Position
+
+
+class LearnedPositions(Position):
+    """Added to the embeddings.  Lengths beyond `max_length` are an error: there is nothing learned to add."""
+
+    def __init__(self, embed_dim: int, max_length: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(max_length, embed_dim))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        nn.init.normal_(self.weight, std=0.02)
+
+    def embed(self, x: Tensor, positions: Tensor) -> Tensor:
+        if positions.shape[-1] > self.weight.shape[0]:
+            raise ValueError(f"{positions.shape[-1]} positions are more than the {self.weight.shape[0]} learned ones")
+        return x + self.weight[positions].to(x.dtype)
+
+    def extra_repr(self) -> str:
+        return f"{self.weight.shape[1]}, max_length={self.weight.shape[0]}"
