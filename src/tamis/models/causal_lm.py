@@ -1,0 +1,106 @@
+"""The decoder-only language model."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from tamis.mechanisms.registry import Spec
+from tamis.models.blocks import build_layer, build_position, initialise, positions_of
+from tamis.models.pretrained import Config, PretrainedModel, at_least
+from tamis.nn.cache import ModelCache
+from tamis.nn.layers import NORMS
+
+
+@dataclass(frozen=True, kw_only=True)
+class CausalLMConfig(Config):
+    """A small Llama-like model by default, with the mechanism and positions of the ASEntmax paper."""
+
+    vocab_size: int
+    embed_dim: int = 256
+    num_heads: int = 8
+    num_kv_heads: int | None = None
+    """None: as many as num_heads."""
+    head_dim: int | None = None
+    """None: embed_dim // num_heads."""
+    ffn_dim: int = 1024
+    num_layers: int = 4
+    mechanism: Spec = "asentmax"
+    """A name, or a table with a name and arguments: {"name": "entmax", "alpha": 1.5}."""
+    position: str = "nape"
+    max_length: int = 1024
+    """Of learned positions; the others have no bound."""
+    rope_base: float = 10000.0
+    activation: str = "geglu"
+    norm: str = "rmsnorm"
+    arrangement: str = "pre"
+    """Norms before ("pre") or after ("post") each sublayer, or around it ("both")."""
+    bias: bool = False
+    dropout: float = 0.0
+    attention_dropout: float = 0.0
+    tie_embeddings: bool = True
+
+    def __post_init__(self) -> None:
+        at_least(self, 1, "vocab_size", "embed_dim", "num_heads", "ffn_dim", "max_length")
+        at_least(self, 0, "num_layers")
+
+
+class CausalLM(PretrainedModel):
+    """Tokens (B, L) to the logits of those that follow, (B, L, vocab_size)."""
+
+    config_class: ClassVar[type[Config]] = CausalLMConfig
+    config: CausalLMConfig
+
+    def __init__(self, config: CausalLMConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.embedding = nn.Embedding(config.vocab_size, config.embed_dim)
+        self.position = build_position(config)
+        self.layers = nn.ModuleList(
+            build_layer(config, config.mechanism, self.position) for _ in range(config.num_layers)
+        )
+        self.norm = NORMS[config.norm](config.embed_dim) if config.arrangement != "post" else nn.Identity()
+        self.output = None if config.tie_embeddings else nn.Linear(config.embed_dim, config.vocab_size, bias=False)
+        self.dropout = nn.Dropout(config.dropout)
+        initialise(self, config.embed_dim)
+
+    def forward(
+        self,
+        tokens: Tensor,
+        mask: Tensor | None = None,
+        *,
+        positions: Tensor | None = None,
+        cu_seqlens: Tensor | None = None,
+        cache: ModelCache | None = None,
+    ) -> Tensor:
+        """Logits.
+
+        Args:
+            tokens: (B, L); with a cache only the new ones.
+            mask: (B, L), False for padding on either side.
+            positions: (B or 1, L); by default counted over real tokens, and from 0 in each packed document.
+            cu_seqlens: (documents + 1,); documents packed end to end into (1, T), each seeing itself only.
+        """
+        start = cache.length if cache is not None else 0
+        if cache is not None:
+            mask = cache.extend_mask(mask, tokens.shape[0], tokens.shape[1], tokens.device)
+        options: dict[str, Any] = {}
+        if cu_seqlens is not None:
+            options["cu_seqlens_q"] = cu_seqlens
+        if positions is None:
+            positions = positions_of(mask, start, tokens.shape[1], tokens)
+            if cu_seqlens is not None:
+                starts = cu_seqlens.long()[(cu_seqlens.long()[1:, None] <= positions).sum(0)]
+                positions = positions - starts
+        x = self.dropout(self.position.embed(self.embedding(tokens), positions))
+        for number, layer in enumerate(self.layers):
+            own = cache.layers[number] if cache is not None else None
+            x = layer(x, is_causal=True, key_mask=mask, positions=positions, cache=own, **options)
+        x = self.norm(x)
+        return F.linear(x, self.embedding.weight) if self.output is None else self.output(x)
+
+    def new_cache(self) -> ModelCache:
+        return ModelCache(self.config.num_layers)

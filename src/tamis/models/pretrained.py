@@ -1,0 +1,76 @@
+"""Configs that check themselves, and models that are saved as safetensors with their config beside them."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import json
+from pathlib import Path
+from typing import Any, ClassVar, Self
+
+from torch import nn
+
+CONFIG = "config.json"
+WEIGHTS = "model.safetensors"
+
+
+class Config:
+    """Base of the frozen config dataclasses."""
+
+    @classmethod
+    def from_dict(cls, values: dict[str, Any]) -> Self:
+        """Build from plain values; an unknown key is an error that offers the nearest known one."""
+        known = [field.name for field in dataclasses.fields(cls)]  # type: ignore[arg-type]
+        for key in values:
+            if key not in known:
+                nearest = difflib.get_close_matches(key, known, 1, 0.0)[0]
+                raise ValueError(f"{cls.__name__} has no setting {key!r}; did you mean {nearest!r}?")
+        return cls(**values)
+
+    def to_dict(self) -> dict[str, Any]:
+        return dataclasses.asdict(self)  # type: ignore[call-overload]
+
+
+def at_least(config: object, smallest: int, *names: str) -> None:
+    """Raise unless each named setting is an int of at least `smallest`."""
+    for name in names:
+        value = getattr(config, name)
+        if isinstance(value, bool) or not isinstance(value, int) or value < smallest:
+            raise ValueError(f"{name} must be an int of at least {smallest}, got {value!r}")
+
+
+class PretrainedModel(nn.Module):
+    """A model that is a config and weights, both kept in a folder."""
+
+    config_class: ClassVar[type[Config]]
+    config: Config
+
+    def save_pretrained(self, folder: str | Path) -> None:
+        """Write config.json and model.safetensors.  Tied weights are written once."""
+        from safetensors.torch import save_model
+
+        folder = Path(folder)
+        folder.mkdir(parents=True, exist_ok=True)
+        described = {"model": type(self).__name__, **self.config.to_dict()}
+        (folder / CONFIG).write_text(json.dumps(described, indent=2) + "\n")
+        save_model(self, str(folder / WEIGHTS))
+
+    @classmethod
+    def from_pretrained(cls, folder: str | Path, **loading: Any) -> Self:
+        """Read what save_pretrained wrote."""
+        from safetensors.torch import load_model
+
+        folder = Path(folder)
+        for name in (CONFIG, WEIGHTS):
+            if not (folder / name).is_file():
+                raise FileNotFoundError(f"{folder} holds no {name}: is it a folder that save_pretrained wrote?")
+        values = json.loads((folder / CONFIG).read_text())
+        kind = values.pop("model", cls.__name__)
+        if kind != cls.__name__:
+            raise ValueError(f"{folder} holds a {kind}, not a {cls.__name__}")
+        model = cls(cls.config_class.from_dict(values))
+        load_model(model, str(folder / WEIGHTS), **loading)
+        return model
+
+    def num_parameters(self) -> int:
+        return sum(parameter.numel() for parameter in self.parameters())

@@ -1,0 +1,144 @@
+"""The encoder-decoder Transformer, with a mechanism for each of its three kinds of attention."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from tamis.mechanisms.registry import Spec
+from tamis.models.blocks import build_layer, build_position, initialise, positions_of
+from tamis.models.pretrained import Config, PretrainedModel, at_least
+from tamis.nn.cache import ModelCache
+from tamis.nn.layers import NORMS
+
+
+@dataclass(frozen=True, kw_only=True)
+class Seq2SeqConfig(Config):
+    """The base model of the papers, but for its vocabulary."""
+
+    vocab_size: int
+    """Of the target, and of the source unless that has its own."""
+    source_vocab_size: int | None = None
+    """None: source and target share one vocabulary and one embedding."""
+    embed_dim: int = 512
+    num_heads: int = 8
+    num_kv_heads: int | None = None
+    """None: as many as num_heads."""
+    head_dim: int | None = None
+    """None: embed_dim // num_heads."""
+    ffn_dim: int = 2048
+    encoder_layers: int = 6
+    decoder_layers: int = 6
+    encoder_mechanism: Spec = "entmax"
+    """A name, or a table with a name and arguments: {"name": "entmax", "alpha": 1.5}."""
+    decoder_mechanism: Spec = "entmax"
+    cross_mechanism: Spec = "entmax"
+    position: str = "sinusoidal"
+    max_length: int = 1024
+    """Of learned positions; the others have no bound."""
+    rope_base: float = 10000.0
+    activation: str = "relu"
+    norm: str = "layernorm"
+    arrangement: str = "pre"
+    """Norms before ("pre") or after ("post") each sublayer, or around it ("both")."""
+    bias: bool = True
+    dropout: float = 0.1
+    attention_dropout: float = 0.1
+    tie_embeddings: bool = True
+    """The output layer is the target embedding."""
+    pad_id: int = 0
+
+    def __post_init__(self) -> None:
+        at_least(self, 1, "vocab_size", "embed_dim", "num_heads", "ffn_dim", "max_length")
+        at_least(self, 0, "encoder_layers", "decoder_layers", "pad_id")
+
+
+class Seq2Seq(PretrainedModel):
+    """Tokens of a source (B, Ls) and of a target (B, Lt) to logits (B, Lt, vocab_size)."""
+
+    config_class: ClassVar[type[Config]] = Seq2SeqConfig
+    config: Seq2SeqConfig
+
+    def __init__(self, config: Seq2SeqConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.embedding = nn.Embedding(config.vocab_size, config.embed_dim)
+        own_source = config.source_vocab_size is not None
+        self.source_embedding = nn.Embedding(config.source_vocab_size or 0, config.embed_dim) if own_source else None
+        self.encoder_position, self.decoder_position = build_position(config), build_position(config)
+        self.encoder = nn.ModuleList(
+            build_layer(config, config.encoder_mechanism, self.encoder_position) for _ in range(config.encoder_layers)
+        )
+        self.decoder = nn.ModuleList(
+            build_layer(config, config.decoder_mechanism, self.decoder_position, config.cross_mechanism)
+            for _ in range(config.decoder_layers)
+        )
+        last = config.arrangement != "post"  # post-norm layers end normalised
+        self.encoder_norm = NORMS[config.norm](config.embed_dim) if last else nn.Identity()
+        self.decoder_norm = NORMS[config.norm](config.embed_dim) if last else nn.Identity()
+        self.output = None if config.tie_embeddings else nn.Linear(config.embed_dim, config.vocab_size, bias=False)
+        self.dropout = nn.Dropout(config.dropout)
+        initialise(self, config.embed_dim)
+
+    def encode(self, source: Tensor, source_mask: Tensor | None = None) -> Tensor:
+        """(B, Ls) to (B, Ls, embed_dim).  `source_mask` is False for padding, by default where `pad_id` stands."""
+        mask = self._mask(source, source_mask)
+        embedding = self.embedding if self.source_embedding is None else self.source_embedding
+        positions = positions_of(mask, 0, source.shape[1], source)
+        x = self._embed(embedding, source, self.encoder_position, positions)
+        for layer in self.encoder:
+            x = layer(x, key_mask=mask, positions=positions)
+        return self.encoder_norm(x)
+
+    def decode(
+        self,
+        target: Tensor,
+        memory: Tensor,
+        source_mask: Tensor | None = None,
+        cache: ModelCache | None = None,
+        target_mask: Tensor | None = None,
+    ) -> Tensor:
+        """Logits of the tokens that follow each of `target`; with a cache, `target` holds only new tokens."""
+        start = cache.length if cache is not None else 0
+        mask = target_mask
+        if cache is not None:
+            mask = cache.extend_mask(target_mask, target.shape[0], target.shape[1], target.device)
+        positions = positions_of(mask, start, target.shape[1], target)
+        x = self._embed(self.embedding, target, self.decoder_position, positions)
+        for number, layer in enumerate(self.decoder):
+            own = cache.layers[number] if cache is not None else None
+            x = layer(
+                x,
+                memory,
+                is_causal=True,
+                key_mask=mask,
+                memory_mask=source_mask,
+                positions=positions,
+                cache=own,
+            )
+        x = self.decoder_norm(x)
+        return F.linear(x, self.embedding.weight) if self.output is None else self.output(x)
+
+    def forward(
+        self,
+        source: Tensor,
+        target: Tensor,
+        source_mask: Tensor | None = None,
+        target_mask: Tensor | None = None,
+    ) -> Tensor:
+        mask = self._mask(source, source_mask)
+        return self.decode(target, self.encode(source, mask), mask, target_mask=target_mask)
+
+    def new_cache(self) -> ModelCache:
+        return ModelCache(self.config.decoder_layers)
+
+    def _mask(self, source: Tensor, mask: Tensor | None) -> Tensor:
+        return source != self.config.pad_id if mask is None else mask
+
+    def _embed(self, embedding: nn.Embedding, tokens: Tensor, position: Any, positions: Tensor) -> Tensor:
+        x = embedding(tokens) * math.sqrt(self.config.embed_dim)
+        return self.dropout(position.embed(x, positions))

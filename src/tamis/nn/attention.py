@@ -1,0 +1,157 @@
+"""An attention layer: projections around a mechanism, with positions and a cache."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from tamis.mechanisms import Mechanism, SoftmaxAttention
+from tamis.nn.cache import AttentionCache
+from tamis.positions import NoPE, Position
+
+
+class Attention(nn.Module):
+    """Multi-head attention under the contract of `tamis.functional`; returns a tensor.
+
+    Args:
+        embed_dim: width of the input and output.
+        num_heads: query heads.
+        mechanism: how scores become weights, e.g. ``EntmaxAttention(num_heads)``; softmax by default.
+        position: rotates queries and keys or biases the scores; nothing by default.
+        num_kv_heads: heads of keys and values, each shared by a group of query heads; as many by default.
+        head_dim: embed_dim // num_heads by default.
+        memory_dim: width of what cross-attention reads; embed_dim by default.
+        bias: whether the projections have one.
+        dropout: of the weights, in training.
+    """
+
+    def __init__(
+        self,
+        embed_dim: int,
+        num_heads: int,
+        *,
+        mechanism: Mechanism | None = None,
+        position: Position | None = None,
+        num_kv_heads: int | None = None,
+        head_dim: int | None = None,
+        memory_dim: int | None = None,
+        bias: bool = True,
+        dropout: float = 0.0,
+    ) -> None:
+        super().__init__()
+        if head_dim is None and embed_dim % num_heads:
+            raise ValueError(f"embed_dim must be a multiple of num_heads, got {embed_dim} and {num_heads}")
+        num_kv_heads = num_heads if num_kv_heads is None else num_kv_heads
+        if num_kv_heads < 1 or num_heads % num_kv_heads:
+            raise ValueError(f"num_heads must be a multiple of num_kv_heads, got {num_heads} and {num_kv_heads}")
+        self.num_heads, self.num_kv_heads, self.dropout = num_heads, num_kv_heads, dropout
+        self.head_dim = embed_dim // num_heads if head_dim is None else head_dim
+        self.mechanism = SoftmaxAttention() if mechanism is None else mechanism
+        self.position = NoPE() if position is None else position
+        memory_dim = embed_dim if memory_dim is None else memory_dim
+        self.q_proj = nn.Linear(embed_dim, num_heads * self.head_dim, bias=bias)
+        self.k_proj = nn.Linear(memory_dim, num_kv_heads * self.head_dim, bias=bias)
+        self.v_proj = nn.Linear(memory_dim, num_kv_heads * self.head_dim, bias=bias)
+        self.out_proj = nn.Linear(num_heads * self.head_dim, embed_dim, bias=bias)
+
+    def forward(
+        self,
+        x: Tensor,
+        memory: Tensor | None = None,
+        *,
+        attn_mask: Tensor | None = None,
+        key_mask: Tensor | None = None,
+        is_causal: bool = False,
+        positions: Tensor | None = None,
+        cache: AttentionCache | None = None,
+        **options: Any,
+    ) -> Tensor:
+        """Attend from x (B, Lq, embed_dim) to itself, or to `memory` (B, Lk, memory_dim).
+
+        Args:
+            attn_mask: boolean (True = attend) or additive, broadcastable to (B, H, Lq, Lk).
+            key_mask: boolean (B, Lk), False for padding; with a cache it covers all cached keys.
+            positions: of the queries, (B or 1, Lq); by default they follow what is cached.
+            cache: for self-attention it grows by x; for cross-attention it is filled once and then read.
+            options: further keyword arguments of :func:`tamis.entmax_attention`, such as `window`.
+        """
+        query, key, value, arguments = self._prepare(x, memory, attn_mask, key_mask, positions, cache, options)
+        dropout_p = self.dropout if self.training else 0.0
+        context = self.mechanism(query, key, value, hidden=x, is_causal=is_causal, dropout_p=dropout_p, **arguments)
+        return self.out_proj(self.mechanism.merge(context))
+
+    def weights(
+        self,
+        x: Tensor,
+        memory: Tensor | None = None,
+        *,
+        attn_mask: Tensor | None = None,
+        key_mask: Tensor | None = None,
+        is_causal: bool = False,
+        positions: Tensor | None = None,
+        **options: Any,
+    ) -> Tensor:
+        """The weights (B, H, Lq, Lk) that `forward` would use."""
+        query, key, _, arguments = self._prepare(x, memory, attn_mask, key_mask, positions, None, options)
+        return self.mechanism.weights(query, key, hidden=x, is_causal=is_causal, **arguments)
+
+    def _prepare(
+        self,
+        x: Tensor,
+        memory: Tensor | None,
+        attn_mask: Tensor | None,
+        key_mask: Tensor | None,
+        positions: Tensor | None,
+        cache: AttentionCache | None,
+        options: dict[str, Any],
+    ) -> tuple[Tensor, Tensor, Tensor, dict[str, Any]]:
+        """Queries, all keys and values, and the keyword arguments of the mechanism."""
+        query = self._split(self.q_proj(x), self.num_heads)
+        if memory is None:
+            if positions is None:
+                start = cache.length if cache is not None else 0
+                positions = torch.arange(start, start + x.shape[1], device=x.device)[None]
+            key = self.position.rotate(self._split(self.k_proj(x), self.num_kv_heads), positions)
+            query = self.position.rotate(query, positions)
+            value = self._split(self.v_proj(x), self.num_kv_heads)
+            if cache is not None:
+                key, value = cache.append(key, value)
+        else:
+            kept = cache.contents() if cache is not None else None
+            if kept is None:
+                key = self._split(self.k_proj(memory), self.num_kv_heads)
+                value = self._split(self.v_proj(memory), self.num_kv_heads)
+                if cache is not None:
+                    cache.append(key, value)
+            else:
+                key, value = kept
+        arguments = dict(options)
+        if key_mask is not None:
+            attn_mask = merge_key_mask(attn_mask, key_mask)
+        if attn_mask is not None:
+            arguments["attn_mask"] = attn_mask
+        if memory is None and (slopes := self.position.slopes()) is not None:
+            arguments.setdefault("alibi_slopes", slopes)
+        if self.num_kv_heads != self.num_heads:
+            arguments["enable_gqa"] = True
+        return query, key, value, arguments
+
+    def _split(self, x: Tensor, heads: int) -> Tensor:
+        return x.unflatten(-1, (heads, self.head_dim)).transpose(1, 2)  # (B, heads, L, head_dim)
+
+    def extra_repr(self) -> str:
+        return f"num_heads={self.num_heads}, num_kv_heads={self.num_kv_heads}, head_dim={self.head_dim}"
+
+
+def merge_key_mask(attn_mask: Tensor | None, key_mask: Tensor) -> Tensor:
+    """One mask from a mask of any kind and a boolean mask over keys (B, Lk)."""
+    if key_mask.dtype != torch.bool or key_mask.ndim != 2:
+        raise ValueError(f"key_mask must be boolean (B, Lk), got {key_mask.dtype} {tuple(key_mask.shape)}")
+    keys = key_mask[:, None, None, :]
+    if attn_mask is None:
+        return keys
+    if attn_mask.dtype == torch.bool:
+        return attn_mask & keys
+    return torch.where(keys, attn_mask, float("-inf"))

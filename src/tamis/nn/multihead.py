@@ -1,0 +1,145 @@
+"""`torch.nn.MultiheadAttention` with another mechanism inside.
+
+This is the one place that follows torch's conventions instead of ours: boolean masks are True where attention is
+*forbidden*, and the result is a tuple.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from tamis.mechanisms import Mechanism, SoftmaxAttention
+
+
+class MultiheadAttention(nn.Module):
+    """A drop-in for `nn.MultiheadAttention(..., batch_first=True)`, with its arguments, state_dict names and results.
+
+    Only `mechanism` is new.  `add_bias_kv` and `add_zero_attn` are not supported.
+    """
+
+    # nn.TransformerEncoderLayer has a fused path of its own that would bypass the mechanism; it asks this first.
+    _qkv_same_embed_dim = False
+
+    in_proj_weight: nn.Parameter | None
+    in_proj_bias: nn.Parameter | None
+    q_proj_weight: nn.Parameter | None
+    k_proj_weight: nn.Parameter | None
+    v_proj_weight: nn.Parameter | None
+
+    def __init__(
+        self,
+        embed_dim: int,
+        num_heads: int,
+        dropout: float = 0.0,
+        bias: bool = True,
+        add_bias_kv: bool = False,
+        add_zero_attn: bool = False,
+        kdim: int | None = None,
+        vdim: int | None = None,
+        batch_first: bool = True,
+        device: Any = None,
+        dtype: torch.dtype | None = None,
+        *,
+        mechanism: Mechanism | None = None,
+    ) -> None:
+        super().__init__()
+        if embed_dim % num_heads:
+            raise ValueError(f"embed_dim must be a multiple of num_heads, got {embed_dim} and {num_heads}")
+        if add_bias_kv or add_zero_attn:
+            raise ValueError("add_bias_kv and add_zero_attn are not supported: sparse weights need no sink")
+        factory: dict[str, Any] = {"device": device, "dtype": dtype}
+        self.embed_dim, self.num_heads, self.dropout, self.batch_first = embed_dim, num_heads, dropout, batch_first
+        self.head_dim = embed_dim // num_heads
+        self.kdim = embed_dim if kdim is None else kdim
+        self.vdim = embed_dim if vdim is None else vdim
+        self.mechanism = SoftmaxAttention() if mechanism is None else mechanism
+        if self.kdim == embed_dim and self.vdim == embed_dim:
+            self.in_proj_weight = nn.Parameter(torch.empty(3 * embed_dim, embed_dim, **factory))
+            for name in ("q_proj_weight", "k_proj_weight", "v_proj_weight"):
+                self.register_parameter(name, None)
+        else:
+            self.register_parameter("in_proj_weight", None)
+            self.q_proj_weight = nn.Parameter(torch.empty(embed_dim, embed_dim, **factory))
+            self.k_proj_weight = nn.Parameter(torch.empty(embed_dim, self.kdim, **factory))
+            self.v_proj_weight = nn.Parameter(torch.empty(embed_dim, self.vdim, **factory))
+        self.in_proj_bias = nn.Parameter(torch.empty(3 * embed_dim, **factory)) if bias else None
+        self.out_proj = nn.Linear(embed_dim, embed_dim, bias=bias, **factory)
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        for weight in (self.in_proj_weight, self.q_proj_weight, self.k_proj_weight, self.v_proj_weight):
+            if weight is not None:
+                nn.init.xavier_uniform_(weight)
+        if self.in_proj_bias is not None:
+            nn.init.zeros_(self.in_proj_bias)
+            nn.init.zeros_(self.out_proj.bias)
+
+    def forward(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        key_padding_mask: Tensor | None = None,
+        need_weights: bool = True,
+        attn_mask: Tensor | None = None,
+        average_attn_weights: bool = True,
+        is_causal: bool = False,
+    ) -> tuple[Tensor, Tensor | None]:
+        """As `nn.MultiheadAttention.forward`; `is_causal` is a hint about `attn_mask`, which must be given with it."""
+        if is_causal and attn_mask is None:
+            raise ValueError("is_causal needs attn_mask, as in torch.nn.MultiheadAttention: it is only a hint about it")
+        batched = query.ndim == 3
+        if not batched:
+            query, key, value = query[None], key[None], value[None]
+            key_padding_mask = None if key_padding_mask is None else key_padding_mask[None]
+        elif not self.batch_first:
+            query, key, value = query.transpose(0, 1), key.transpose(0, 1), value.transpose(0, 1)
+        mask = self._mask(attn_mask, key_padding_mask, query.shape[0], query.dtype)
+        q, k, v = self._project(query, key, value)
+        dropout_p = self.dropout if self.training else 0.0
+        context = self.mechanism(q, k, v, hidden=query, attn_mask=mask, dropout_p=dropout_p)
+        out = self.out_proj(self.mechanism.merge(context))
+        weights = None
+        if need_weights:
+            weights = self.mechanism.weights(q, k, hidden=query, attn_mask=mask).to(query.dtype)
+            weights = weights.mean(1) if average_attn_weights else weights
+        if not batched:
+            return out[0], None if weights is None else weights[0]
+        return (out if self.batch_first else out.transpose(0, 1)), weights
+
+    def _project(self, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        packed = self.in_proj_weight
+        separate: Any = (self.q_proj_weight, self.k_proj_weight, self.v_proj_weight)
+        weights = separate if packed is None else packed.chunk(3)
+        biases = (None, None, None) if self.in_proj_bias is None else self.in_proj_bias.chunk(3)
+        heads = (self.num_heads, self.head_dim)
+        q, k, v = (
+            F.linear(x, weight, bias).unflatten(-1, heads).transpose(1, 2)
+            for x, weight, bias in zip((query, key, value), weights, biases, strict=True)
+        )
+        return q, k, v
+
+    def _mask(
+        self, attn_mask: Tensor | None, key_padding_mask: Tensor | None, batch: int, dtype: torch.dtype
+    ) -> Tensor | None:
+        """torch's two masks as one of ours."""
+        if attn_mask is not None and attn_mask.ndim == 3:  # (B * H, Lq, Lk)
+            attn_mask = attn_mask.unflatten(0, (batch, self.num_heads))
+        if key_padding_mask is not None:
+            key_padding_mask = key_padding_mask[:, None, None, :]
+        given = [mask for mask in (attn_mask, key_padding_mask) if mask is not None]
+        if not given:
+            return None
+        if all(mask.dtype == torch.bool for mask in given):
+            forbidden = given[0] if len(given) == 1 else given[0] | given[1]
+            return ~forbidden
+        total: Tensor | None = None
+        for mask in given:
+            if mask.dtype == torch.bool:
+                mask = torch.zeros(mask.shape, dtype=dtype, device=mask.device).masked_fill(mask, float("-inf"))
+            total = mask if total is None else total + mask
+        return total
