@@ -29,6 +29,8 @@ class EntmaxCategorical(Distribution):
     has_enumerate_support = True
 
     def __init__(self, logits: Tensor, alpha: float | Tensor = 1.5, validate_args: bool | None = None) -> None:
+        if not isinstance(logits, Tensor):
+            raise TypeError(f"logits must be a floating-point tensor, got {type(logits).__name__}")
         if logits.ndim == 0:
             raise ValueError("logits must have a dimension of outcomes, got a 0-dim tensor")
         self.logits, self.alpha = logits, alpha
@@ -82,13 +84,32 @@ class EntmaxCategorical(Distribution):
     def log_prob(self, value: Tensor) -> Tensor:
         if self._validate_args:
             self._validate_sample(value)
-        value, probs = torch.broadcast_tensors(value.long().unsqueeze(-1), self.probs)
-        picked = probs.gather(-1, value[..., :1]).squeeze(-1)
-        return torch.where(picked > 0.0, torch.where(picked > 0.0, picked, 1.0).log(), -math.inf)
+        value, logs = torch.broadcast_tensors(value.long().unsqueeze(-1), self.log_probs)
+        return logs.gather(-1, value[..., :1]).squeeze(-1)
+
+    @property
+    def log_probs(self) -> Tensor:
+        """Log-probabilities of all outcomes, (..., K); -inf off the support.
+
+        Where a probability is too small for its dtype its logarithm follows from the threshold instead.
+        """
+        p = self.probs
+        tau, _ = functional.entmax_threshold(self.logits, self.alpha)
+        e = self.alpha - 1.0
+        z, top = self.logits.detach(), self.logits.detach().amax(-1, keepdim=True)
+        gap = torch.where(z == top, 0.0, z - top).to(tau.dtype)
+        largest = p.detach().amax(-1, keepdim=True).to(tau.dtype).log()
+        if isinstance(e, Tensor) or e != 0.0:
+            e = torch.as_tensor(e, dtype=tau.dtype, device=tau.device).detach()
+            e = torch.where(e == 0.0, 1e-20, e)
+            w = (gap * e * (-e * largest).exp()).clamp(min=-1.0)
+            gap = torch.log1p(w) / e
+        small = torch.where(gap > -math.inf, gap + largest, -math.inf).to(p.dtype)
+        return torch.where(p > torch.finfo(p.dtype).tiny, torch.where(p > 0.0, p, 1.0).log(), small)
 
     def entropy(self) -> Tensor:
         """Shannon's entropy in nats; 0 log 0 = 0."""
-        return -(self.probs * self._safe_log()).sum(-1)
+        return -(self.probs * torch.where(self.support_mask, self.probs, 1.0).log()).sum(-1)
 
     def enumerate_support(self, expand: bool = True) -> Tensor:
         """All outcomes 0 .. K - 1, impossible ones included, as every batch member must have the same ones."""
@@ -96,12 +117,12 @@ class EntmaxCategorical(Distribution):
         values = values.view(-1, *(1,) * len(self.batch_shape))
         return values.expand(-1, *self.batch_shape) if expand else values
 
-    def _safe_log(self) -> Tensor:
-        return torch.where(self.support_mask, self.probs, 1.0).log()
-
 
 @register_kl(EntmaxCategorical, EntmaxCategorical)
 def _kl(p: EntmaxCategorical, q: EntmaxCategorical) -> Tensor:
     """Infinite where p can produce what q cannot."""
-    terms = p.probs * (p._safe_log() - q._safe_log())
-    return torch.where(p.support_mask & ~q.support_mask, math.inf, terms).sum(-1)
+    possible = p.probs > 0.0
+    impossible = possible & (q.log_probs == -math.inf)
+    log_p = torch.where(possible, p.probs, 1.0).log()
+    log_q = torch.where(possible & ~impossible, q.log_probs, 0.0)
+    return torch.where(impossible, math.inf, p.probs * (log_p - log_q)).sum(-1)

@@ -144,10 +144,8 @@ def _mask(mask: Tensor | None, shape: tuple[int, int, int, int]) -> Tensor | Non
     if not isinstance(mask, Tensor) or not (mask.dtype == torch.bool or mask.is_floating_point()):
         kind = mask.dtype if isinstance(mask, Tensor) else type(mask).__name__
         raise TypeError(f"attn_mask must be boolean (True = attend) or an additive float tensor, got {kind}")
-    fits = mask.ndim <= 4 and all(
-        have in (1, want) for have, want in zip(reversed(mask.shape), reversed(shape), strict=False)
-    )
-    if not fits:
+    sizes = zip(reversed(mask.shape), reversed(shape), strict=False)
+    if mask.ndim > 4 or not all(have == 1 or have == want for have, want in sizes):
         raise ValueError(f"attn_mask of shape {tuple(mask.shape)} does not broadcast to (B, H, Lq, Lk) = {shape}")
     return mask.reshape((1,) * (4 - mask.ndim) + mask.shape)
 

@@ -47,7 +47,7 @@ def check_scores(input: Tensor, dim: int) -> int:
 
 
 def promote(input: Tensor) -> Tensor:
-    """Under autocast these functions run in fp32, as softmax does."""
+    """Under autocast these functions run in fp32."""
     if input.dtype in (torch.float16, torch.bfloat16) and torch.is_autocast_enabled(input.device.type):
         return input.float()
     return input
@@ -56,7 +56,8 @@ def promote(input: Tensor) -> Tensor:
 def broadcasts(shape: Any, target: Any) -> bool:
     if len(shape) > len(target):
         return False
-    return all(have in (1, want) for have, want in zip(reversed(shape), reversed(target), strict=False))
+    # Not `have in (1, want)`: torch.compile takes that for False where `want` is symbolic.
+    return all(have == 1 or have == want for have, want in zip(reversed(shape), reversed(target), strict=False))
 
 
 def exponent(alpha: float | Tensor, input: Tensor, dim: int) -> float | Tensor:

@@ -32,7 +32,7 @@ def entmax_loss(
         input: scores (C), (N, C) or (N, C, d1, ...).
         target: class indices with the shape of `input` without C, or probabilities with the shape of `input`.
         alpha: above 0.  A number, one per sample (the shape of class indices), or any tensor that broadcasts against
-            `input` with C reduced to 1.  It has a gradient; with hard targets that gradient is never positive.
+            `input` with C reduced to 1.  It has a gradient, which is never positive.
         weight: one weight per class (C).
         ignore_index: a class index whose samples do not count.
         reduction: "none", "sum" or "mean".
@@ -40,8 +40,8 @@ def entmax_loss(
 
     A class whose score is -inf costs +inf as a target and nothing otherwise.
     """
-    e, z = _loss_inputs(input, target, alpha, 0.0)
-    conjugate = partial(entmax_conjugate, e=e - 1.0)
+    e, z = _loss_inputs(input, target, alpha, 0.0, subtract=1.0)
+    conjugate = partial(entmax_conjugate, e=e)
     return _loss(conjugate, z, input, target, weight, ignore_index, reduction, label_smoothing)
 
 
@@ -77,17 +77,21 @@ def normmax_loss(
     label_smoothing: float = 0.0,
 ) -> Tensor:
     """The Fenchel-Young loss of :func:`normmax`, for alpha > 1; arguments as in :func:`entmax_loss`."""
-    alpha, z = _loss_inputs(input, target, alpha, 1.0)
+    alpha, z = _loss_inputs(input, target, alpha, 1.0, subtract=0.0)
     conjugate = partial(normmax_conjugate, alpha=alpha)
     return _loss(conjugate, z, input, target, weight, ignore_index, reduction, label_smoothing)
 
 
-def _loss_inputs(input: Tensor, target: Tensor, alpha: float | Tensor, above: float) -> tuple[float | Tensor, Tensor]:
-    """alpha per sample, and the scores with the classes last."""
+def _loss_inputs(
+    input: Tensor, target: Tensor, alpha: float | Tensor, above: float, *, subtract: float
+) -> tuple[float | Tensor, Tensor]:
+    """alpha per sample, less `subtract`, and the scores with the classes last."""
     check_scores(input, 0)
     if input.ndim == 0:
         raise ValueError("input must have a dimension of classes, got a 0-dim tensor")
     classes = 0 if input.ndim == 1 else 1
+    if input.shape[classes] == 0:
+        raise ValueError(f"input must have at least one class, got shape {tuple(input.shape)}")
     samples = input.shape[:classes] + input.shape[classes + 1 :]
     if isinstance(alpha, Tensor) and alpha.ndim and alpha.shape == samples and input.ndim > 1:
         alpha = alpha.unsqueeze(classes)
@@ -100,7 +104,7 @@ def _loss_inputs(input: Tensor, target: Tensor, alpha: float | Tensor, above: fl
             f"target of {kind} must have shape {tuple(expected)} for input {tuple(input.shape)}, "
             f"got {tuple(target.shape)}"
         )
-    return row_parameter("alpha", alpha, above, input, classes), promote(input).movedim(classes, -1)
+    return row_parameter("alpha", alpha, above, input, classes, subtract=subtract), promote(input).movedim(classes, -1)
 
 
 def _loss(
@@ -116,6 +120,12 @@ def _loss(
     classes = z.shape[-1]
     if reduction not in ("none", "sum", "mean"):
         raise ValueError(f'reduction must be "none", "sum" or "mean", got {reduction!r}')
+    if isinstance(label_smoothing, bool) or not isinstance(label_smoothing, int | float):
+        raise TypeError(f"label_smoothing must be a number, got {type(label_smoothing).__name__}")
+    if isinstance(ignore_index, bool) or not isinstance(ignore_index, int):
+        raise TypeError(f"ignore_index must be an int, got {type(ignore_index).__name__}")
+    if target.is_floating_point() and ignore_index != -100:
+        raise ValueError(f"ignore_index={ignore_index} has no meaning for probabilities as targets")
     if not 0.0 <= label_smoothing <= 1.0:
         raise ValueError(f"label_smoothing must lie in [0, 1], got {label_smoothing}")
     if weight is not None and (not isinstance(weight, Tensor) or weight.shape != (classes,)):

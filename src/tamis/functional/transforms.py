@@ -27,7 +27,7 @@ def entmax(input: Tensor, alpha: float | Tensor = 1.5, dim: int = -1, *, mask: T
         mask: boolean, broadcastable to `input`, True = keep.
 
     Returns:
-        Weights with the shape and dtype of `input` (fp32 under autocast, as softmax).  A row with nothing to attend
+        Weights with the shape and dtype of `input` (fp32 under autocast).  A row with nothing to attend
         to is zeros, with zero gradients; +inf takes all the weight, shared on ties; NaN stays in its row.
 
     Example:
@@ -60,6 +60,8 @@ def entmax_threshold(
     z, dim = prepare(input, dim, mask)
     z = z.to(compute_dtype(z.dtype))
     e = exponent(alpha, input, dim)
+    if z.shape[-1] == 0:  # nothing to attend to
+        z = z.new_full((*z.shape[:-1], 1), -math.inf)
     p = entmax_weights(z, e)
     row_max = z.amax(-1, keepdim=True)
     top = p.amax(-1, keepdim=True)

@@ -28,7 +28,7 @@ class LearnedAlpha(KeepsPrecision):
         init: "normal" draws the raw values from N(0, 1), as the paper does; a number in [low, high] starts there.
 
     Call it to get the alphas: ``entmax(scores, learned_alpha())``.  It stays in fp32 when the model around it is cast
-    to half precision: in bfloat16 the sigmoid saturates at a raw value of 6.
+    to half precision: in bfloat16 the sigmoid saturates just above a raw value of 6.
     """
 
     limit = 8.0
@@ -38,15 +38,23 @@ class LearnedAlpha(KeepsPrecision):
         self, shape: int | tuple[int, ...], low: float = 1.0, high: float = 2.0, init: str | float = "normal"
     ) -> None:
         super().__init__()
-        self.shape = (shape,) if isinstance(shape, int) else tuple(shape)
+        sizes = (shape,) if isinstance(shape, int) else shape
+        if not isinstance(sizes, tuple | list) or not all(isinstance(size, int) for size in sizes):
+            raise TypeError(f"shape must be an int or a tuple of ints, got {shape!r}")
+        if any(size < 0 for size in sizes):
+            raise ValueError(f"shape must not be negative, got {shape!r}")
+        self.shape = tuple(sizes)
         if len(self.shape) == 0:
             raise ValueError("shape must have at least one dimension, use 1 for a single alpha")
+        for name, bound in (("low", low), ("high", high)):
+            if isinstance(bound, bool) or not isinstance(bound, int | float):
+                raise TypeError(f"{name} must be a number, got {type(bound).__name__}")
         if not 0.0 < low < high < math.inf:
             raise ValueError(f"the range needs 0 < low < high, got low={low}, high={high}")
-        if isinstance(init, str) and init != "normal":
+        if isinstance(init, bool) or not isinstance(init, str | int | float):
+            raise TypeError(f'init must be "normal" or a number, got {type(init).__name__}')
+        if init != "normal" if isinstance(init, str) else not low <= init <= high:
             raise ValueError(f'init must be "normal" or a number in [{low}, {high}], got {init!r}')
-        if not isinstance(init, str) and not low <= init <= high:
-            raise ValueError(f"init must lie in [{low}, {high}], got {init}")
         self.low, self.high, self.init = float(low), float(high), init
         self.raw = nn.Parameter(torch.empty(self.shape, dtype=torch.float32))
         self.reset_parameters()

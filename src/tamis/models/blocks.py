@@ -67,7 +67,7 @@ def build_position(config: BlockConfig) -> Position:
 def build_attention(config: BlockConfig, spec: Spec, position: Position | None) -> Attention:
     width = config.num_heads * (config.head_dim or config.embed_dim // config.num_heads)
     scaled: Tensor | None = position.scaled_heads() if position is not None else None
-    # ReLA normalises the concatenated heads, the scales of ASEntmax read the input: the same width unless head_dim is set.
+    # ReLA normalises the concatenated heads, the scales of ASEntmax read the input: two widths where head_dim is set.
     name = spec if isinstance(spec, str) else spec.get("name")
     return Attention(
         config.embed_dim,

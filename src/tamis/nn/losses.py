@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from torch import Tensor, nn
+from torch import Tensor
 
 from tamis import functional
-from tamis.nn.transforms import Parameter
+from tamis.nn.transforms import Parameter, Parametrised
 
 
-class _FenchelYoungLoss(nn.Module):
+class _FenchelYoungLoss(Parametrised):
     weight: Tensor | None
     loss: Callable[..., Tensor]
 
@@ -22,20 +22,15 @@ class _FenchelYoungLoss(nn.Module):
         reduction: str,
         label_smoothing: float,
     ) -> None:
-        super().__init__()
-        if isinstance(alpha, Tensor) and not isinstance(alpha, nn.Parameter):
-            self.register_buffer("alpha", alpha)
-        else:
-            self.alpha = alpha
+        super().__init__("alpha", alpha)
         self.register_buffer("weight", weight)
         self.ignore_index, self.reduction, self.label_smoothing = ignore_index, reduction, label_smoothing
 
     def forward(self, input: Tensor, target: Tensor) -> Tensor:
-        alpha = self.alpha() if isinstance(self.alpha, nn.Module) else self.alpha
         return type(self).loss(
             input,
             target,
-            alpha,
+            self.value(),
             weight=self.weight,
             ignore_index=self.ignore_index,
             reduction=self.reduction,
@@ -43,8 +38,9 @@ class _FenchelYoungLoss(nn.Module):
         )
 
     def extra_repr(self) -> str:
-        alpha = "" if isinstance(self.alpha, nn.Module) else f"alpha={self.alpha}, "
-        return f"{alpha}ignore_index={self.ignore_index}, reduction={self.reduction!r}"
+        return self.describe(
+            ignore_index=self.ignore_index, reduction=self.reduction, label_smoothing=self.label_smoothing
+        )
 
 
 class EntmaxLoss(_FenchelYoungLoss):

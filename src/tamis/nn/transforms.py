@@ -10,12 +10,12 @@ Parameter = float | Tensor | nn.Module
 """A number, a tensor (an `nn.Parameter` is learned), or a module such as `LearnedAlpha` that returns a tensor."""
 
 
-class _Transform(nn.Module):
-    """One parameter, kept as what it is: numbers stay numbers, parameters and modules are registered."""
+class Parametrised(nn.Module):
+    """A module with one parameter, kept as what it is: numbers stay numbers, tensors and modules are registered."""
 
-    def __init__(self, name: str, value: Parameter, dim: int) -> None:
+    def __init__(self, name: str, value: Parameter) -> None:
         super().__init__()
-        self.name, self.dim = name, dim
+        self.name = name
         if isinstance(value, Tensor) and not isinstance(value, nn.Parameter):
             self.register_buffer(name, value)
         else:
@@ -23,14 +23,23 @@ class _Transform(nn.Module):
 
     def value(self) -> float | Tensor:
         value: Parameter = getattr(self, self.name)
-        if isinstance(value, nn.Module):
-            return value()
-        return value
+        return value() if isinstance(value, nn.Module) else value
+
+    def describe(self, **rest: object) -> str:
+        """For extra_repr: numbers as they are, tensors by their shape, modules not at all (they show themselves)."""
+        value = getattr(self, self.name)
+        if not isinstance(value, nn.Module):
+            rest = {self.name: tuple(value.shape) if isinstance(value, Tensor) else value, **rest}
+        return ", ".join(f"{name}={setting!r}" for name, setting in rest.items())
+
+
+class _Transform(Parametrised):
+    def __init__(self, name: str, value: Parameter, dim: int) -> None:
+        super().__init__(name, value)
+        self.dim = dim
 
     def extra_repr(self) -> str:
-        value = getattr(self, self.name)
-        shown = f"{self.name}={tuple(value.shape) if isinstance(value, Tensor) else value}, "
-        return ("" if isinstance(value, nn.Module) else shown) + f"dim={self.dim}"
+        return self.describe(dim=self.dim)
 
 
 class Entmax(_Transform):

@@ -59,7 +59,7 @@ def entmax_vjp(p: Tensor, e: Power, floor: Tensor, g: Tensor) -> Tensor:
     Beyond alpha = 2, s = p^(2 - alpha) is largest where p is smallest, and may overflow.  So the average is taken
     under softmax weights, g is measured from its value at the largest s, and that entry follows from the zero sum.
     """
-    keep = p > floor
+    keep = ~(p <= floor)  # NaN stays
     log_s = (1.0 - e) * torch.where(keep, p, 1.0).log()
     with torch.no_grad():
         peak, index = torch.where(keep, log_s, -math.inf).max(-1, keepdim=True)
@@ -92,10 +92,20 @@ def curvature(p: Tensor, e: Power) -> Tensor:
 
 
 def entropy(p: Tensor, e: Power) -> Tensor:
-    """H_alpha(p) over the last dim, (..., 1): Tsallis entropy, Shannon's at e = 0."""
+    """H_alpha(p) over the last dim, (..., 1): Tsallis entropy, Shannon's at e = 0.
+
+    -sum p ln p phi(e ln p) / alpha with phi(t) = expm1(t) / t, so that its derivatives have their limits at e = 0 too.
+    """
     log_p = torch.where(p > 0.0, p, 1.0).log()
-    e = _away_from_zero(e)
-    return -(p * (e * log_p).expm1()).sum(-1, keepdim=True) / (e * (1.0 + e))
+    t = log_p * e
+    limit, terms = _SERIES[p.dtype]
+    small = t.abs() < limit
+    near, far = torch.where(small, t, 0.0), torch.where(small, 1.0, t)
+    series = torch.zeros_like(t)
+    for j in range(terms + 1, 0, -1):  # sum over j >= 1 of t^(j - 1) / j!
+        series = series * near + 1.0 / math.factorial(j)
+    phi = torch.where(small, series, far.expm1() / far)
+    return -(p * log_p * phi).sum(-1, keepdim=True) / (1.0 + e)
 
 
 def _away_from_zero(e: Power) -> Power:
@@ -117,8 +127,10 @@ def _reduce_to(rows: Tensor, e: Tensor) -> Tensor:
 
 @torch.library.custom_op("tamis::entmax_forward", mutates_args=())
 def _forward_op(z: Tensor, e: Tensor | None, e_value: float | None) -> tuple[Tensor, Tensor]:
-    power = _power_rows(z, e, e_value)
-    p, floor = solve_rows(z.reshape(-1, z.shape[-1]), power)
+    if z.numel() == 0:
+        dtype = compute_dtype(z.dtype)
+        return z.new_zeros(z.shape, dtype=dtype), z.new_zeros((*z.shape[:-1], 1), dtype=dtype)
+    p, floor = solve_rows(z.reshape(-1, z.shape[-1]), _power_rows(z, e, e_value))
     return p.view(z.shape), floor.view(*z.shape[:-1], 1)
 
 
@@ -133,21 +145,22 @@ def _backward_op(
     p: Tensor, e: Tensor | None, e_value: float | None, floor: Tensor, g: Tensor, alpha_grad: bool
 ) -> tuple[Tensor, Tensor]:
     """The score gradient and, per row, the alpha gradient (zeros unless asked for)."""
+    if p.numel() == 0:
+        return torch.zeros_like(p), torch.zeros_like(floor)
     n = p.shape[-1]
     power = _power_rows(p, e, e_value)
     rows, floors, grads = p.reshape(-1, n), floor.reshape(-1, 1), g.reshape(-1, n)
     dz = torch.empty_like(rows)
     de = torch.zeros_like(floors)
-    if rows.numel() > 0:
-        blocks = row_blocks(rows)
-        scratch = torch.empty_like(rows[blocks[0]])
-        for block in blocks:
-            e_block = power[block] if isinstance(power, Tensor) else power
-            p_block, dz_block = rows[block], dz[block]
-            g_block = grads[block].to(p.dtype)
-            vjp_rows(p_block, e_block, floors[block], g_block, dz_block, scratch[: p_block.shape[0]])
-            if alpha_grad:
-                de[block] = -(curvature(p_block, e_block) * dz_block).sum(-1, keepdim=True)
+    blocks = row_blocks(rows)
+    scratch = torch.empty_like(rows[blocks[0]])
+    for block in blocks:
+        e_block = power[block] if isinstance(power, Tensor) else power
+        p_block, dz_block = rows[block], dz[block]
+        g_block = grads[block].to(p.dtype)
+        vjp_rows(p_block, e_block, floors[block], g_block, dz_block, scratch[: p_block.shape[0]])
+        if alpha_grad:
+            de[block] = -(curvature(p_block, e_block) * dz_block).sum(-1, keepdim=True)
     return dz.view(p.shape), de.view(floor.shape)
 
 
@@ -159,8 +172,8 @@ def _(
 
 
 def vjp_rows(p: Tensor, e: Power, floor: Tensor, g: Tensor, out: Tensor, scratch: Tensor) -> None:
-    """entmax_vjp of a block of rows (rows, n) into `out`: in place for alpha <= 2 and finite g."""
-    if (e.max().item() if isinstance(e, Tensor) else e) <= 1.0:
+    """entmax_vjp of a block of rows (rows, n) into `out`: in place for alpha <= 2 and finite p and g."""
+    if (e.max().item() if isinstance(e, Tensor) else e) <= 1.0 and math.isfinite(p[:, 0].sum().item()):
         support = torch.gt(p, floor, out=scratch)
         if isinstance(e, Tensor) or e not in (0.5, 1.0):
             # 0 < p^(1 - e): a floor keeps the logarithm away from 0
@@ -184,7 +197,10 @@ def _power_rows(z: Tensor, e: Tensor | None, e_value: float | None) -> Power:
         assert e_value is not None
         return e_value
     if e.numel() > 0 and not bool((e > -1.0).all()):
-        raise ValueError(f"alpha must be above 0 everywhere, got {(e.min() + 1.0).item():g}")
+        # NaN is also what normmax hands on for an alpha outside its range.
+        low = (e.min() + 1.0).item()
+        normmax = "; for normmax alpha must be above 1" if math.isnan(low) else ""
+        raise ValueError(f"alpha must be above 0 everywhere{normmax}, got {low:g}")
     return e.to(compute_dtype(z.dtype)).expand(*z.shape[:-1], 1).reshape(-1, 1)
 
 
@@ -250,7 +266,8 @@ class _EntmaxConjugate(torch.autograd.Function):
         power = _away_from_zero(e_value if e is None else e)  # type: ignore[arg-type]
         theta = -torch.where(p.amax(-1, keepdim=True) > 0.0, p.amax(-1, keepdim=True), 1.0).log()
         mean = torch.where(p > 0.0, p * z.to(p.dtype), 0.0).sum(-1, keepdim=True)
-        return (power * mean - (-power * theta).expm1() / power) / (1.0 + power), p, floor
+        value = (power * mean - (-power * theta).expm1() / power) / (1.0 + power)
+        return value.clamp(min=0.0), p, floor  # never below the largest score, which is 0
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:

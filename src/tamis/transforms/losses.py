@@ -10,7 +10,7 @@ class weights w and label smoothing enter as they do in cross-entropy, with v = 
 Both terms are taken relative to the largest score: shifting the scores changes nothing, not even at 1e4.
 A constant, the entropy of the target, is left out, as `F.cross_entropy` leaves it out.
 
-With hard targets d loss / d alpha <= 0: an alpha learned through this loss alone only climbs.
+d loss / d alpha <= 0 whatever the target: an alpha learned through this loss alone only climbs.
 
 Blondel, Martins and Niculae, Learning with Fenchel-Young Losses, https://arxiv.org/abs/1901.02324.
 """
@@ -72,4 +72,4 @@ def _combine(conjugate: Conjugate, d: Tensor, valid: Tensor, total: Tensor, scor
 
 def _dot(v: Tensor, d: Tensor) -> Tensor:
     """<v, d> where a class without weight may have a score of -inf."""
-    return torch.where(v == 0.0, 0.0, v * torch.where(v == 0.0, 0.0, d)).sum(-1)
+    return (v * torch.where((v == 0.0) & (d == -math.inf), 0.0, d)).sum(-1)

@@ -33,29 +33,41 @@ def relative_to_max(z: Tensor) -> tuple[Tensor, Tensor]:
 
 def normmax_weights(z: Tensor, alpha: float | Tensor) -> Tensor:
     """Weights over the last dim.  alpha: a number, or a tensor (..., 1) with z's number of dims."""
+    if z.shape[-1] == 0:
+        return z.to(compute_dtype(z.dtype))
     d, valid = relative_to_max(z)
     y = _normmax_powers(d, alpha)
     p = torch.where(y > 0.0, torch.where(y > 0.0, y, 1.0).log().div(alpha).exp(), 0.0)
-    total = p.sum(-1, keepdim=True)
-    return torch.where(valid, p / total, 0.0)
+    return torch.where(valid, p / p.sum(-1, keepdim=True), 0.0).to(d.dtype)
 
 
 def normmax_conjugate(d: Tensor, alpha: float | Tensor) -> Tensor:
-    """1 + max over the simplex of <p, d> - ||p||_alpha, (..., 1), for rows whose largest score is 0."""
-    power = 1.0 - 1.0 / alpha
-    top = _normmax_powers(d, alpha).amax(-1, keepdim=True)
-    return 1.0 + d.amax(-1, keepdim=True) - (top.log() * power).exp()
+    """1 + max over the simplex of <p, d> - ||p||_alpha, (..., 1), for rows whose largest score is 0.
+
+    The maximum is the threshold tau = d_j - (d_j - tau)_+, whichever j of the support is taken: here the largest.
+    """
+    index = d.detach().argmax(-1, keepdim=True)
+    top = _normmax_powers(d, alpha).gather(-1, index)
+    return (1.0 + d.gather(-1, index) - (top.log() * (1.0 - 1.0 / alpha)).exp()).clamp(min=0.0).to(d.dtype)
 
 
 def _normmax_powers(d: Tensor, alpha: float | Tensor) -> Tensor:
-    """(d - tau)_+^(alpha / (alpha - 1)), which sums to one.
+    """(d - tau)_+^(alpha / (alpha - 1)), which sums to one, in fp64.
 
     That is a thresholded power with a unit sum, so it is entmax of rescaled scores: with exponent 1 / e for
-    e = (alpha - 1) / alpha, of d / e.  normmax is its alpha-th root, normalised.
+    e = (alpha - 1) / alpha, of d / e.  normmax is its alpha-th root, normalised; the root magnifies what rounding
+    leaves at the edge of the support, hence fp64.
     """
-    power = 1.0 - 1.0 / alpha
-    # Scores 1 below the largest cannot be in the support; cut there, -inf cannot meet a zero gradient.
-    return entmax_weights(d.clamp(min=-1.0) / power, power)
+    wide = torch.float32 if d.device.type == "mps" else torch.float64
+    if isinstance(alpha, Tensor):
+        alpha = alpha.to(wide)
+        power: float | Tensor = torch.where(alpha > 1.0, 1.0 - 1.0 / alpha, math.nan)  # refused where values are known
+    else:
+        power = 1.0 - 1.0 / alpha
+    # Scores 1 below the largest are outside the support, however the rescaling rounds.  Cut below that, -inf cannot
+    # meet a zero gradient.
+    y = entmax_weights(d.to(wide).clamp(min=-2.0) / power, power)
+    return torch.where(d > -1.0, y, 0.0)
 
 
 def budgetmax_weights(z: Tensor, budget: float | Tensor) -> Tensor:
@@ -67,43 +79,49 @@ def budgetmax_weights(z: Tensor, budget: float | Tensor) -> Tensor:
 
 @torch.library.custom_op("tamis::budgetmax_forward", mutates_args=())
 def _budgetmax_op(z: Tensor, budget: Tensor) -> Tensor:
-    """p = clip(z - tau, 0, 1) with the tau that gives sum p = budget, by bracketed Newton steps."""
+    """p = clip(z - tau, 0, 1) with the tau that gives sum p = budget.
+
+    tau = z_k - delta, with z_k the lowest score that gets weight: differences between scores do not cancel, wherever
+    the scores lie.
+    """
     dtype = compute_dtype(z.dtype)
-    budget = budget.to(dtype)
+    x, budget = z.to(dtype), budget.to(dtype)
     if not bool((budget > 0.0).all()):
         raise ValueError(f"budget must be above 0 everywhere, got {budget.min().item():g}")
-    x = z.to(dtype)
     if x.numel() == 0:
         return torch.zeros_like(x)
-    finite = torch.isfinite(x)
     certain = x == math.inf
-    spoiled = x.isnan().any(-1, keepdim=True)
-    row_max = torch.where(finite, x, -math.inf).amax(-1, keepdim=True)
-    row_max = torch.where(row_max == -math.inf, 0.0, row_max)
-    x = torch.where(finite, x - row_max, -math.inf)
-    share = budget - certain.sum(-1, keepdim=True)  # what is left for the finite scores
-    full = share >= finite.sum(-1, keepdim=True)
-    low = torch.where(finite, x, math.inf).amin(-1, keepdim=True) - 1.0
-    low = torch.where(low == math.inf, -1.0, low)
-    high = torch.zeros_like(row_max)
-    tau = low
+    edge = _lowest_with_weight(x, budget, certain)
+    support = (x >= edge) & (x > -math.inf)
+    y = torch.where(support, x - edge, 0.0)  # +inf stays, and is cut to 1
+    previous = math.inf
     while True:
-        p = (x - tau).clamp_(0.0, 1.0)
-        excess = p.sum(-1, keepdim=True) - share
-        low, high = torch.where(excess >= 0.0, tau, low), torch.where(excess <= 0.0, tau, high)
-        inside = ((p > 0.0) & (p < 1.0)).sum(-1, keepdim=True)
-        middle = (low + high) / 2
-        newton = tau + excess / inside.clamp(min=1)
-        step = torch.where((inside > 0) & (newton > low) & (newton < high), newton, middle)
-        done = (excess.abs() <= 4 * torch.finfo(dtype).eps * budget) | (step == tau) | (step == low) | (step == high)
-        if bool((done | full | (share <= 0.0)).all()):
+        p = y.clamp(max=1.0)
+        lack = budget - p.sum(-1, keepdim=True)
+        free = (support & (y < 1.0)).sum(-1, keepdim=True)
+        step = torch.where(free > 0, lack / free.clamp(min=1), 0.0)
+        worst = step.abs().nan_to_num(0.0).max().item()
+        if not 0.0 < worst < previous:
             break
-        tau = torch.where(done, tau, step)
-    # The rest of the excess is below the resolution of tau: spread it over the entries that can move.
-    p = torch.where((p > 0.0) & (p < 1.0), p - excess / inside.clamp(min=1), p).clamp_(0.0, 1.0)
-    p = torch.where(full & finite, 1.0, torch.where(share <= 0.0, 0.0, p))
-    p = torch.where(certain, (budget / certain.sum(-1, keepdim=True)).clamp(max=1.0), p)
-    return torch.where(spoiled, math.nan, p)
+        # The sum is concave in delta and starts too low, so no step goes too far: the steps shrink to nothing.
+        previous = worst
+        y = torch.where(support, y + step, y)
+    infinities = certain.sum(-1, keepdim=True)
+    p = torch.where(infinities >= budget, certain * (budget / infinities.clamp(min=1)), p)
+    return torch.where(x.isnan().any(-1, keepdim=True), math.nan, p)
+
+
+def _lowest_with_weight(x: Tensor, budget: Tensor, certain: Tensor) -> Tensor:
+    """The lowest score of each row whose weight is positive: those above it, measured from it, fall short of budget."""
+    n = x.shape[-1]
+    descending = x.sort(-1, descending=True).values
+    low = certain.sum(-1, keepdim=True).clamp(max=n - 1)
+    high = torch.full_like(low, n - 1)
+    for _ in range(n.bit_length()):
+        middle = (low + high + 1) // 2
+        inside = (x - descending.gather(-1, middle)).clamp_(0.0, 1.0).sum(-1, keepdim=True) < budget
+        low, high = torch.where(inside, middle, low), torch.where(inside, high, torch.maximum(middle - 1, low))
+    return descending.gather(-1, low)
 
 
 @_budgetmax_op.register_fake
