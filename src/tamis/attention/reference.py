@@ -16,7 +16,7 @@ from torch import Tensor
 
 from tamis.attention.masks import Visibility, take
 from tamis.attention.rules import Rule
-from tamis.transforms.solver import Power, compute_dtype
+from tamis.transforms.solver import Power, Workspace, compute_dtype
 
 _BLOCK = 1 << 19  # scores worked on at a time
 _KEEP = 1 << 25  # weights up to this many are kept for the backward pass instead of being solved for again
@@ -96,7 +96,7 @@ def attend(
 def observe(query: Tensor, key: Tensor, rule: Rule, visibility: Visibility, scale: float, observer: Observer) -> None:
     """Show an observer all weights, block by block, in the order of (B, H, Lq) within each block."""
     for block in Walk(query, key, rule, visibility, scale):
-        observer(block, block.weights())
+        observer(block, block.weights(block.buffer("weights")))
 
 
 class _Attend(torch.autograd.Function):
@@ -120,7 +120,7 @@ class _Attend(torch.autograd.Function):
         keep_weights = train and rule.keeps_weights and walk.size <= _KEEP
         kept = []
         for block in walk:
-            weights = block.weights()
+            weights = block.weights(None if keep_weights else block.buffer("weights"))
             if observer is not None:
                 observer(block, weights)
             if keep_weights:
@@ -147,13 +147,11 @@ class _Attend(torch.autograd.Function):
         d_query, d_key, d_value, d_mask, d_slopes, *d_parameters = grads
         walk = Walk(query, key, rule, visibility, scale)
         for block in walk:
-            weights = ctx.kept[block.number] if ctx.kept is not None else None
-            scores = walk.scratch(block) if weights is not None else block.scores()
-            if weights is None:
-                weights = rule.weights(scores.clone(), block.values)
-                block.hide(weights)
+            weights = ctx.kept[block.number] if ctx.kept is not None else block.weights(block.buffer("weights"))
+            scores = block.buffer("scores")
             d_out = block.of_queries(grad)  # (groups, rows, Dv)
-            d_weights = torch.bmm(d_out, block.of_keys(value).mT).view_as(weights)
+            d_weights = block.buffer("d_weights")
+            torch.bmm(d_out, block.of_keys(value).mT, out=block.by_group(d_weights))
             dropped = weights
             if dropout.p > 0.0:
                 factors = dropout.factors(weights.shape, weights.dtype, weights.device, block.number)
@@ -161,7 +159,8 @@ class _Attend(torch.autograd.Function):
                 d_weights.mul_(factors)
             if d_value is not None:
                 block.add_keys(d_value, torch.bmm(block.by_group(dropped).mT, d_out))
-            d_scores, d_rows = rule.backward(scores, weights, d_weights, block.values, list(needs[5:]))
+            d_scores = block.buffer("d_scores")
+            d_rows = rule.backward(scores, weights, d_weights, block.values, list(needs[5:]), d_scores)
             block.hide(d_scores)
             by_group = block.by_group(d_scores)
             if d_query is not None:
@@ -197,7 +196,7 @@ class Walk:
         whole = self.head_step == self.key_heads
         area = per_query * max(1, self.rows) * max(1, self.key_heads)
         self.batch_step = max(1, _BLOCK // area) if whole else 1
-        self.buffer: Tensor | None = None
+        self.workspace = Workspace(self.dtype, query.device)
 
     def __iter__(self) -> Iterator[Block]:
         if self.keys == 0 or self.queries == 0:
@@ -211,12 +210,6 @@ class Walk:
                     queries = slice(q, min(q + self.rows, self.queries))
                     yield Block(self, number, batches, key_heads, queries)
                     number += 1
-
-    def scratch(self, block: Block) -> Tensor:
-        """A (rows, Lk) buffer that blocks share."""
-        if self.buffer is None:
-            self.buffer = torch.empty(block.num_rows, self.keys, dtype=self.dtype, device=self.query.device)
-        return self.buffer[: block.num_rows]
 
 
 class Block:
@@ -235,10 +228,14 @@ class Block:
             None if value is None else self._rows_of(value) for value in walk.rule.parameters()
         ]
 
-    def scores(self) -> Tensor:
-        """Masked scores, (rows, Lk)."""
+    def buffer(self, name: str) -> Tensor:
+        """(rows, Lk) of memory that blocks share; "scores" holds the scores once `weights` was called."""
+        return self.walk.workspace.take(name, self.num_rows, self.walk.keys)
+
+    def weights(self, out: Tensor | None) -> Tensor:
+        """Weights (rows, Lk), in `out` if given."""
         walk = self.walk
-        scores = walk.scratch(self)
+        scores = self.buffer("scores")
         product = self.by_group(scores)
         query, key = self.of_queries(walk.query), self.of_keys(walk.key)
         torch.baddbmm(product, query, key.mT, beta=0.0, alpha=walk.scale, out=product)
@@ -246,10 +243,8 @@ class Block:
             self.four_d(scores).add_(self.bias)
         if self.keep is not None:
             self.four_d(scores).masked_fill_(~self.keep, walk.rule.hidden)
-        return scores
-
-    def weights(self) -> Tensor:
-        weights = self.walk.rule.weights(self.scores(), self.values)
+        weights = torch.empty_like(scores) if out is None else out
+        walk.rule.weights(scores, self.values, weights, walk.workspace)
         self.hide(weights)
         return weights
 

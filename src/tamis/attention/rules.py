@@ -10,8 +10,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from tamis.transforms.entmax import curvature, entmax_weights, vjp_rows
-from tamis.transforms.solver import Power, solve_rows
+from tamis.transforms.entmax import alpha_gradient_rows, entmax_weights, vjp_rows
+from tamis.transforms.solver import Power, Workspace, solve_rows
 
 ACTIVATIONS = ("relu", "squared_relu", "leaky_relu", "gelu", "identity", "sigmoid")
 
@@ -32,16 +32,16 @@ class Rule(Protocol):
         """Differentiable weights of 4-D scores."""
         ...
 
-    def weights(self, scores: Tensor, values: list[Power | None]) -> Tensor:
-        """Weights of a block, given its rows of the parameters; may overwrite the scores."""
+    def weights(self, scores: Tensor, values: list[Power | None], out: Tensor, workspace: Workspace) -> None:
+        """Write the weights of a block, given its rows of the parameters; the scores stay as they are."""
         ...
 
     def backward(
-        self, scores: Tensor, weights: Tensor, grad: Tensor, values: list[Power | None], wanted: list[bool]
-    ) -> tuple[Tensor, list[Tensor | None]]:
-        """Score gradient for the weights' gradient, and a gradient per row (rows, 1) for each parameter wanted.
+        self, scores: Tensor, weights: Tensor, grad: Tensor, values: list[Power | None], wanted: list[bool], out: Tensor
+    ) -> list[Tensor | None]:
+        """Write the score gradient for the weights' gradient; return one per row (rows, 1) for each parameter wanted.
 
-        `scores` holds the scores again, unless the weights were kept: then it is scratch.
+        `grad` may be overwritten, and `scores`: it holds the scores unless the weights were kept, else it is scratch.
         """
         ...
 
@@ -60,17 +60,15 @@ class EntmaxRule:
     def dense(self, scores: Tensor, keep: Tensor | None) -> Tensor:
         return entmax_weights(scores, self.e)
 
-    def weights(self, scores: Tensor, values: list[Power | None]) -> Tensor:
-        return solve_rows(scores, self._power(values))[0]
+    def weights(self, scores: Tensor, values: list[Power | None], out: Tensor, workspace: Workspace) -> None:
+        solve_rows(scores, self._power(values), out, workspace)
 
     def backward(
-        self, scores: Tensor, weights: Tensor, grad: Tensor, values: list[Power | None], wanted: list[bool]
-    ) -> tuple[Tensor, list[Tensor | None]]:
+        self, scores: Tensor, weights: Tensor, grad: Tensor, values: list[Power | None], wanted: list[bool], out: Tensor
+    ) -> list[Tensor | None]:
         power = self._power(values)
-        d_scores = torch.empty_like(weights)
-        vjp_rows(weights, power, torch.zeros_like(weights[:, :1]), grad, d_scores, scores)
-        d_power = -(curvature(weights, power) * d_scores).sum(-1, keepdim=True) if wanted[0] else None
-        return d_scores, [d_power]
+        vjp_rows(weights, power, torch.zeros_like(weights[:, :1]), grad, out, scores)
+        return [alpha_gradient_rows(weights, power, out, (scores, grad)) if wanted[0] else None]
 
     def _power(self, values: list[Power | None]) -> Power:
         return self.e if not isinstance(self.e, Tensor) else values[0]  # type: ignore[return-value]
@@ -98,16 +96,27 @@ class ActivationRule:
             weights = weights * self.scale
         return weights if keep is None else torch.where(keep, weights, 0.0)
 
-    def weights(self, scores: Tensor, values: list[Power | None]) -> Tensor:
-        weights = self._activate(scores.add_(self.bias) if self.bias else scores)
-        return weights if values[0] is None else weights.mul_(values[0])
+    def weights(self, scores: Tensor, values: list[Power | None], out: Tensor, workspace: Workspace) -> None:
+        x = scores + self.bias if self.bias else scores
+        if self.activation == "relu":
+            torch.clamp(x, min=0.0, out=out)
+        else:
+            out.copy_(self._activate(x))
+        if values[0] is not None:
+            out.mul_(values[0])
 
     def backward(
-        self, scores: Tensor, weights: Tensor, grad: Tensor, values: list[Power | None], wanted: list[bool]
-    ) -> tuple[Tensor, list[Tensor | None]]:
-        grad = grad if values[0] is None else grad.mul_(values[0])
+        self, scores: Tensor, weights: Tensor, grad: Tensor, values: list[Power | None], wanted: list[bool], out: Tensor
+    ) -> list[Tensor | None]:
         x = scores.add_(self.bias) if self.bias else scores
-        return self._slope(x).mul_(grad), [None]
+        if self.activation == "relu":
+            torch.gt(x, 0.0, out=out)
+        else:
+            out.copy_(self._slope(x))
+        out.mul_(grad)
+        if values[0] is not None:
+            out.mul_(values[0])
+        return [None]
 
     def _activate(self, x: Tensor) -> Tensor:
         match self.activation:
@@ -126,8 +135,6 @@ class ActivationRule:
 
     def _slope(self, x: Tensor) -> Tensor:
         match self.activation:
-            case "relu":
-                return torch.gt(x, 0.0, out=torch.empty_like(x))
             case "squared_relu":
                 return x.relu().mul_(2.0)
             case "leaky_relu":

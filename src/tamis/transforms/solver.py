@@ -60,19 +60,38 @@ def row_blocks(rows: Tensor) -> list[slice]:
     return [slice(start, start + height) for start in range(0, rows.shape[0], height)]
 
 
-def solve_rows(z: Tensor, e: Power) -> tuple[Tensor, Tensor]:
-    """alpha-entmax of every row of z (rows, n).
+class Workspace:
+    """Buffers by name that calls in a loop share: fresh memory costs as much as a pass over it."""
+
+    def __init__(self, dtype: torch.dtype, device: torch.device) -> None:
+        self.dtype, self.device = dtype, device
+        self.buffers: dict[str, Tensor] = {}
+
+    def take(self, name: str, *shape: int) -> Tensor:
+        """Memory of this shape with undefined contents, valid until `name` is taken again."""
+        size = math.prod(shape)
+        buffer = self.buffers.get(name)
+        if buffer is None or buffer.numel() < size:
+            buffer = self.buffers[name] = torch.empty(size, dtype=self.dtype, device=self.device)
+        return buffer[:size].view(shape)
+
+
+def solve_rows(
+    z: Tensor, e: Power, out: Tensor | None = None, workspace: Workspace | None = None
+) -> tuple[Tensor, Tensor]:
+    """alpha-entmax of every row of z (rows, n), into `out` if given.
 
     Returns the weights (rows, n) in the compute dtype, and a floor (rows, 1) which a weight must exceed for gradient
     to flow: 0, or +inf in a row that holds +inf, whose weights do not move with its scores.
     """
     dtype = compute_dtype(z.dtype)
-    p = torch.empty(z.shape, dtype=dtype, device=z.device)
+    p = torch.empty(z.shape, dtype=dtype, device=z.device) if out is None else out
     floor = torch.zeros(z.shape[0], 1, dtype=dtype, device=z.device)
     if p.numel() == 0:
         return p, floor
     blocks = row_blocks(z)
-    scratch = torch.empty(3, *p[blocks[0]].shape, dtype=dtype, device=z.device)
+    workspace = Workspace(dtype, z.device) if workspace is None else workspace
+    scratch = workspace.take("solver", 3, *p[blocks[0]].shape)
     for block in blocks:
         e_block = e[block] if isinstance(e, Tensor) else e
         _solve_block(z[block].to(dtype), e_block, p[block], floor[block], scratch[:, : p[block].shape[0]])
