@@ -19,11 +19,13 @@ LAYERS = [
     "positions",
     "mechanisms",
     "nn",
+    "models",
     "bench",
     "demo",
     "cli",
 ]
 ALLOWED_THIRD_PARTY = {
+    "models": {"torch", "safetensors"},
     "bench": {"torch", "rich"},
     "demo": {"torch", "rich", "matplotlib"},
     "cli": {"typer"},

@@ -1,32 +1,56 @@
 """Tamis: Transformers whose attention puts exact zeros on what does not matter."""
 
-from tamis import distributions, functional, mechanisms, nn
+from tamis import distributions, functional, mechanisms, models, nn, positions
 from tamis.functional import (
+    SparseWeights,
+    Statistics,
+    attention_scores,
+    attention_statistics,
+    attention_weights,
+    attention_with_statistics,
     budgetmax,
     entmax,
     entmax15,
+    entmax_attention,
     entmax_loss,
     entmax_threshold,
     normmax,
     normmax_loss,
+    relu_attention,
+    softmax_attention,
+    sparse_attention_weights,
     sparsemax,
     sparsemax_loss,
+    visible_counts,
 )
 from tamis.version import __version__
 
 __all__ = [
+    "SparseWeights",
+    "Statistics",
     "__version__",
+    "attention_scores",
+    "attention_statistics",
+    "attention_weights",
+    "attention_with_statistics",
     "budgetmax",
     "distributions",
     "entmax",
     "entmax15",
+    "entmax_attention",
     "entmax_loss",
     "entmax_threshold",
     "functional",
     "mechanisms",
+    "models",
     "nn",
     "normmax",
     "normmax_loss",
+    "positions",
+    "relu_attention",
+    "softmax_attention",
+    "sparse_attention_weights",
     "sparsemax",
     "sparsemax_loss",
+    "visible_counts",
 ]

@@ -24,6 +24,7 @@ def _app() -> Any:
     app.command()(demo)
     app.command()(version)
     bench.command("transforms")(bench_transforms)
+    bench.command("attention")(bench_attention)
     return app
 
 
@@ -44,8 +45,18 @@ def demo(output: Path = Path("demo")) -> None:
 def bench_transforms(output: Path | None = None, repeats: int = 15, threads: int = 2) -> None:
     """Time the transforms against torch.softmax and the `entmax` package, after checking that they are right.
 
-    The table is printed; with --output its numbers are also written there as transforms-<machine>.json.
+    The table is printed; with --output its numbers are also written there as transforms-cpu.json.
     """
     from tamis.bench.transforms import run
+
+    run(output, repeats=repeats, threads=threads)
+
+
+def bench_attention(output: Path | None = None, repeats: int = 9, threads: int = 2) -> None:
+    """Time attention on the CPU, forward and backward, against F.scaled_dot_product_attention.
+
+    The table is printed; with --output its numbers are also written there as attention-cpu.json.
+    """
+    from tamis.bench.attention import run
 
     run(output, repeats=repeats, threads=threads)

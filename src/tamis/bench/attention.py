@@ -1,0 +1,80 @@
+"""`tamis bench attention`: attention on the CPU at translation sizes, beside `F.scaled_dot_product_attention`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from rich.console import Console
+from rich.table import Table
+from torch import Tensor
+
+from tamis import functional
+from tamis.bench.timing import alternate, machine, save
+
+BATCH, HEADS, HEAD_DIM = 64, 8, 64
+LENGTHS = (32, 128)
+
+
+def run(output: Path | None, *, repeats: int, threads: int) -> None:
+    torch.set_num_threads(threads)
+    torch.manual_seed(0)
+    rows = [_case(length, causal, repeats) for length in LENGTHS for causal in (False, True)]
+    table = Table(title=f"forward+backward on CPU, fp32, B {BATCH}, H {HEADS}, D {HEAD_DIM}: times over SDPA's softmax")
+    names = [name for name in rows[0]["over_sdpa"] if name != "sdpa"]
+    for column in ("L", "causal", "SDPA ms", *names):
+        table.add_column(column, justify="right")
+    for row in rows:
+        ratios = (f"{row['over_sdpa'][name]:.2f}x" for name in names)
+        table.add_row(str(row["length"]), str(row["causal"]), f"{row['times']['sdpa']['min_ms']:.1f}", *ratios)
+    Console(width=110).print(table)
+    if output is not None:
+        record = {
+            "benchmark": "attention",
+            "machine": machine(),
+            "batch": BATCH,
+            "heads": HEADS,
+            "head_dim": HEAD_DIM,
+            "rows": rows,
+        }
+        save(output / "attention-cpu.json", record)
+
+
+def _case(length: int, causal: bool, repeats: int) -> dict[str, Any]:
+    query, key, value = (torch.randn(BATCH, HEADS, length, HEAD_DIM, requires_grad=True) for _ in range(3))
+    upstream = torch.randn_like(query)
+    alphas = (1.0 + torch.rand(HEADS)).requires_grad_()
+
+    def both(attention: Callable[[], Tensor], *more: Tensor) -> Callable[[], object]:
+        return lambda: torch.autograd.grad(attention(), (query, key, value, *more), upstream)
+
+    def entmax(alpha: float | Tensor) -> Callable[[], Tensor]:
+        return lambda: functional.entmax_attention(query, key, value, is_causal=causal, alpha=alpha)
+
+    calls = {
+        "sdpa": both(lambda: F.scaled_dot_product_attention(query, key, value, is_causal=causal)),
+        "alpha 1.5": both(entmax(1.5)),
+        "alpha 2": both(entmax(2.0)),
+        "alpha 1.3": both(entmax(1.3)),
+        "learned alpha": both(entmax(alphas), alphas),
+        "relu": both(lambda: functional.relu_attention(query, key, value, is_causal=causal)),
+    }
+    _check(query, key, value, causal)
+    times = alternate(calls, repeats)
+    base = times["sdpa"]["min_ms"]
+    ratios = {name: time["min_ms"] / base for name, time in times.items()}
+    return {"length": length, "causal": causal, "times": times, "over_sdpa": ratios}
+
+
+def _check(query: Tensor, key: Tensor, value: Tensor, causal: bool) -> None:
+    """Refuse to time what is not right: agreement with dense weights in fp64, on two sequences."""
+    q, k, v = (x[:2].detach() for x in (query, key, value))
+    for alpha in (1.3, 1.5, 2.0):
+        ours = functional.entmax_attention(q, k, v, is_causal=causal, alpha=alpha).double()
+        exact = functional.attention_weights(q.double(), k.double(), is_causal=causal, alpha=alpha) @ v.double()
+        error = ((ours - exact).norm() / exact.norm()).item()
+        if not error <= 1e-5:
+            raise RuntimeError(f"alpha {alpha}: output off by {error:g}: not timed")
