@@ -47,6 +47,7 @@ format: $(VENV)/.dev  ## make `check` happy where that is automatic
 bench: $(VENV)/.dev  ## the benchmarks this machine can run, as tables and JSON
 	$(BIN)/tamis bench transforms --output benchmarks/results
 	$(BIN)/tamis bench attention --output benchmarks/results
+	$(BIN)/tamis bench solver --output benchmarks/results
 
 clean:  ## remove the environment and everything made
 	rm -rf $(VENV) demo build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -25,6 +25,7 @@ def _app() -> Any:
     app.command()(version)
     bench.command("transforms")(bench_transforms)
     bench.command("attention")(bench_attention)
+    bench.command("solver")(bench_solver)
     return app
 
 
@@ -60,3 +61,13 @@ def bench_attention(output: Path | None = None, repeats: int = 9, threads: int =
     from tamis.bench.attention import run
 
     run(output, repeats=repeats, threads=threads)
+
+
+def bench_solver(output: Path | None = None, rows: int = 300) -> None:
+    """Count the solver's steps and measure how exact its three forms are.
+
+    The tables are printed; with --output their numbers are also written there as solver-cpu.json.
+    """
+    from tamis.bench.solver import run
+
+    run(output, rows=rows)
