@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from tamis.attention.masks import Visibility, default_positions, packed_positions, segments_of
+from tamis.transforms.solver import compute_dtype
 
 Window = int | tuple[int | None, int | None]
 
@@ -91,7 +92,7 @@ def check_call(
         key_lengths=_lengths(key_lengths, batch),
         query_segments=segments[0],
         key_segments=segments[1],
-        alibi_slopes=_slopes(alibi_slopes, batch, heads),
+        alibi_slopes=_slopes(alibi_slopes, batch, heads, compute_dtype(query.dtype)),
     )
     if scale is not None and not math.isfinite(scale):
         raise ValueError(f"scale must be finite, got {scale}")
@@ -156,7 +157,7 @@ def _window(window: Window | None) -> tuple[int, int] | None:
     if isinstance(window, bool) or not isinstance(window, int | tuple | list):
         raise TypeError(f"window must be an int or a pair (left, right), got {type(window).__name__}")
     pair = (window, window) if isinstance(window, int) else tuple(window)
-    if len(pair) != 2 or any(side is not None and (not isinstance(side, int) or side < -1) for side in pair):
+    if len(pair) != 2 or not all(side is None or (type(side) is int and side >= -1) for side in pair):
         raise ValueError(f"window must be a count or a pair of counts (None or -1 = no bound), got {window}")
     left, right = (-1 if side is None else side for side in pair)
     return None if left < 0 and right < 0 else (left, right)
@@ -172,11 +173,11 @@ def _integers(name: str, x: Tensor) -> Tensor:
 def _positions(name: str, positions: Tensor | None, batch: int, length: int, default: Tensor) -> Tensor:
     if positions is None:
         return default
-    positions = _integers(name, positions)
-    positions = positions[None] if positions.ndim == 1 else positions
-    if positions.ndim != 2 or positions.shape[0] not in (1, batch) or positions.shape[1] != length:
-        raise ValueError(f"{name} must be ({length},) or ({batch}, {length}), got {tuple(positions.shape)}")
-    return positions
+    given = _integers(name, positions)
+    rows = given[None] if given.ndim == 1 else given
+    if rows.ndim != 2 or not (rows.shape[0] == 1 or rows.shape[0] == batch) or rows.shape[1] != length:
+        raise ValueError(f"{name} must be ({length},) or ({batch}, {length}), got {tuple(given.shape)}")
+    return rows
 
 
 def _lengths(lengths: Tensor | None, batch: int) -> Tensor | None:
@@ -188,16 +189,16 @@ def _lengths(lengths: Tensor | None, batch: int) -> Tensor | None:
     return lengths
 
 
-def _slopes(slopes: Tensor | None, batch: int, heads: int) -> Tensor | None:
+def _slopes(slopes: Tensor | None, batch: int, heads: int, dtype: torch.dtype) -> Tensor | None:
     if slopes is None:
         return None
     if not isinstance(slopes, Tensor) or not slopes.is_floating_point():
         kind = slopes.dtype if isinstance(slopes, Tensor) else type(slopes).__name__
         raise TypeError(f"alibi_slopes must be a floating-point tensor, got {kind}")
     shaped = slopes[None] if slopes.ndim == 1 else slopes
-    if shaped.ndim != 2 or shaped.shape[0] not in (1, batch) or shaped.shape[1] != heads:
+    if shaped.ndim != 2 or not (shaped.shape[0] == 1 or shaped.shape[0] == batch) or shaped.shape[1] != heads:
         raise ValueError(f"alibi_slopes must be ({heads},) or ({batch}, {heads}), got {tuple(slopes.shape)}")
-    return shaped.to(torch.promote_types(shaped.dtype, torch.float32))
+    return shaped.to(dtype)
 
 
 def _packed(

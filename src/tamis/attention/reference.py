@@ -27,7 +27,8 @@ def dense_scores(query: Tensor, key: Tensor, visibility: Visibility, scale: floa
     dtype = compute_dtype(query.dtype)
     groups = query.shape[1] // max(1, key.shape[1])
     key = key.repeat_interleave(groups, 1) if groups > 1 else key
-    scores = (query.to(dtype) @ key.to(dtype).mT) * scale
+    with _full_precision(query):
+        scores = (query.to(dtype) @ key.to(dtype).mT) * scale
     everything = slice(None)
     keep, bias = visibility.block(everything, everything, everything)
     return (scores if bias is None else scores + bias.to(dtype)), keep
@@ -36,6 +37,8 @@ def dense_scores(query: Tensor, key: Tensor, visibility: Visibility, scale: floa
 def dense_weights(query: Tensor, key: Tensor, rule: Rule, visibility: Visibility, scale: float) -> Tensor:
     """All weights (B, H, Lq, Lk), in the compute dtype, differentiable as often as one likes."""
     scores, keep = dense_scores(query, key, visibility, scale)
+    if rule.hidden == 0.0 and visibility.attn_mask is not None:
+        keep = scores > float("-inf") if keep is None else keep & (scores > float("-inf"))
     return rule.dense(scores if keep is None else torch.where(keep, scores, rule.hidden), keep)
 
 
@@ -47,7 +50,13 @@ def dense(
     value = value.repeat_interleave(groups, 1) if groups > 1 else value
     if dropout.p > 0.0:
         weights = weights * dropout.factors(weights.shape, weights.dtype, weights.device, 0)
-    return (weights @ value.to(weights.dtype)).to(query.dtype)
+    with _full_precision(query):
+        return (weights @ value.to(weights.dtype)).to(query.dtype)
+
+
+def _full_precision(like: Tensor) -> torch.autocast:
+    """Autocast has been applied to the inputs; what follows is in the compute dtype."""
+    return torch.autocast(like.device.type, enabled=False)
 
 
 @dataclass(frozen=True)
@@ -89,7 +98,8 @@ def attend(
 ) -> Tensor:
     """Output (B, H, Lq, Dv) in the dtype of the query."""
     tensors = (query, key, value, visibility.attn_mask, visibility.alibi_slopes, *rule.parameters())
-    return _Attend.apply(rule, visibility, scale, dropout, observer, *tensors)
+    with _full_precision(query):
+        return _Attend.apply(rule, visibility, scale, dropout, observer, *tensors)
 
 
 @torch.no_grad()
@@ -192,8 +202,8 @@ class Walk:
         self.size = self.batches * self.heads * self.queries * self.keys
         per_query = max(1, self.groups * self.keys)
         self.rows = min(self.queries, max(16, _BLOCK // per_query))
-        self.head_step = min(self.key_heads, max(1, _BLOCK // (per_query * max(1, self.rows))))
-        whole = self.head_step == self.key_heads
+        self.head_step = max(1, min(self.key_heads, _BLOCK // (per_query * max(1, self.rows))))
+        whole = self.head_step >= self.key_heads
         area = per_query * max(1, self.rows) * max(1, self.key_heads)
         self.batch_step = max(1, _BLOCK // area) if whole else 1
         self.workspace = Workspace(self.dtype, query.device)
@@ -224,6 +234,9 @@ class Block:
         self.num_rows = self.shape[0] * self.shape[1] * self.shape[2]
         self.num_groups = self.num_rows // (walk.groups * self.shape[2])
         self.keep, self.bias = walk.visibility.block(*self.index)
+        if walk.rule.hidden == 0.0 and walk.visibility.attn_mask is not None:
+            # -inf as a bias hides a key too; an activation must not see it.
+            self.keep = self.visible()
         self.values: list[Power | None] = [
             None if value is None else self._rows_of(value) for value in walk.rule.parameters()
         ]

@@ -8,6 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from tamis.attention.masks import Visibility
 from tamis.attention.reference import Block
 
 
@@ -35,35 +36,50 @@ class StatisticsObserver:
     """Adds up blocks of weights; `result()` gives the averages."""
 
     def __init__(self, num_heads: int, device: torch.device) -> None:
-        self.sums = torch.zeros(8, num_heads, dtype=torch.float64, device=device)
+        self.sums = torch.zeros(6, num_heads, dtype=torch.float64, device=device)
 
     def __call__(self, block: Block, weights: Tensor) -> None:
         with torch.no_grad():
-            self._add(block, block.four_d(weights).detach())
-
-    def _add(self, block: Block, weights: Tensor) -> None:
-        visible = block.visible()  # (b or 1, h or 1, q, Lk)
-        visible_count = visible.expand(weights.shape).sum(-1)  # (b, h, q)
-        rows = visible_count > 0
-        mass = weights.abs().sum(-1)
-        support = (weights != 0.0).sum(-1)
-        alive = support > 0
-        p = weights.abs() / torch.where(alive, mass, 1.0).unsqueeze(-1)
-        entropy = -torch.special.xlogy(p, p).sum(-1)
-        distance = (p * block.distances().to(p.dtype)).sum(-1)
-        values = (support, visible_count, rows, entropy, alive, rows & ~alive, distance, alive)
-        parts = [value.double().sum((0, 2)) for value in values]
-        self.sums[:, block.index[1]] += torch.stack(parts)
+            self.sums[:, block.index[1]] += _sums(block.four_d(weights), block.visible(), block.distances())
 
     def result(self) -> Statistics:
-        support, visible, rows, entropy, alive, null, distance, _ = self.sums
-        return Statistics(
-            support_size=_ratio(support, rows),
-            zero_share=1.0 - _ratio(support, visible),
-            entropy=_ratio(entropy, alive),
-            null_share=_ratio(null, rows),
-            mean_distance=_ratio(distance, alive),
-        )
+        return _averages(self.sums)
+
+
+def dense_statistics(weights: Tensor, visibility: Visibility) -> Statistics:
+    """The same from all weights (B, H, Lq, Lk) at once, in plain operations."""
+    everything = slice(None)
+    keep, bias = visibility.block(everything, everything, everything)
+    visible = torch.ones_like(weights, dtype=torch.bool) if keep is None else keep
+    if bias is not None:
+        visible = visible & (bias > float("-inf"))
+    return _averages(_sums(weights.detach(), visible, visibility.distances(everything, everything)))
+
+
+def _sums(weights: Tensor, visible: Tensor, distances: Tensor) -> Tensor:
+    """Totals over batch and queries, (6, H): support, visible keys, rows, null rows, entropy, distance."""
+    visible_count = visible.expand(weights.shape).sum(-1)  # (b, h, q)
+    rows = visible_count > 0
+    support = (weights != 0.0).sum(-1)
+    alive = support > 0
+    mass = weights.abs().sum(-1)
+    p = weights.abs() / torch.where(alive, mass, 1.0).unsqueeze(-1)
+    entropy = -torch.special.xlogy(p, p).sum(-1)
+    distance = (p * distances.to(p.dtype)).sum(-1)
+    values = (support, visible_count, rows, rows & ~alive, entropy, distance)
+    return torch.stack([value.double().sum((0, 2)) for value in values])
+
+
+def _averages(sums: Tensor) -> Statistics:
+    support, visible, rows, null, entropy, distance = sums
+    alive = rows - null
+    return Statistics(
+        support_size=_ratio(support, rows),
+        zero_share=_ratio(visible - support, visible),
+        entropy=_ratio(entropy, alive),
+        null_share=_ratio(null, rows),
+        mean_distance=_ratio(distance, alive),
+    )
 
 
 def _ratio(total: Tensor, count: Tensor) -> Tensor:

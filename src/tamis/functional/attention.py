@@ -12,8 +12,15 @@ from torch import Tensor
 from tamis.attention.checks import Call, Options, Window, check_call, check_dropout
 from tamis.attention.reference import Dropout, Observer, attend, dense, dense_scores, dense_weights, observe
 from tamis.attention.rules import ACTIVATIONS, ActivationRule, EntmaxRule, Rule
-from tamis.attention.statistics import SparseObserver, SparseWeights, Statistics, StatisticsObserver
+from tamis.attention.statistics import (
+    SparseObserver,
+    SparseWeights,
+    Statistics,
+    StatisticsObserver,
+    dense_statistics,
+)
 from tamis.functional.checks import row_parameter, values_known
+from tamis.transforms.solver import compute_dtype
 
 BACKENDS = ("auto", "reference", "triton")
 
@@ -254,7 +261,7 @@ def sparse_attention_weights(
 ) -> SparseWeights:
     """The exact non-zeros of :func:`attention_weights`, in compressed rows; no L x L array is ever in memory."""
     call = check_call(query, key, value, attn_mask, is_causal, scale, enable_gqa, **options)
-    observer = SparseObserver(call.shape, call.query.device, torch.float32)
+    observer = SparseObserver(call.shape, call.query.device, compute_dtype(call.query.dtype))
     rule = _rule(call, alpha, activation, bias, divide_by_count)
     observe(call.query, call.key, rule, call.visibility, call.scale, observer)
     return observer.result()
@@ -303,8 +310,11 @@ def attention_with_statistics(
 ) -> tuple[Tensor, Statistics]:
     """The output and, from the same pass, what :func:`attention_statistics` gives (of the weights before dropout)."""
     call = check_call(query, key, value, attn_mask, is_causal, scale, enable_gqa, **options)
-    observer = StatisticsObserver(call.shape[1], call.query.device)
     rule = _rule(call, alpha, activation, bias, divide_by_count)
+    if _traced():
+        weights = dense_weights(call.query, call.key, rule, call.visibility, call.scale)
+        return _run(call, rule, dropout_p, generator, "reference"), dense_statistics(weights, call.visibility)
+    observer = StatisticsObserver(call.shape[1], call.query.device)
     out = _run(call, rule, dropout_p, generator, "reference", observer)
     return out, observer.result()
 
@@ -339,9 +349,12 @@ def _run(
         raise RuntimeError('backend="triton": this version has no fused attention kernels yet; use "auto"')
     dropout = Dropout.draw(check_dropout(dropout_p), generator)
     arguments = (call.query, call.key, call.value, rule, call.visibility, call.scale, dropout)
-    if torch.compiler.is_compiling() or torch._C._functorch.peek_interpreter_stack() is not None:
-        return dense(*arguments)
-    return attend(*arguments, observer)
+    return dense(*arguments) if _traced() else attend(*arguments, observer)
+
+
+def _traced() -> bool:
+    """Whether torch.compile or torch.func is looking: they want plain operations, not a loop over blocks."""
+    return torch.compiler.is_compiling() or torch._C._functorch.peek_interpreter_stack() is not None
 
 
 def _rule(call: Call, alpha: float | Tensor, activation: str | None, bias: float, divide_by_count: bool) -> Rule:
@@ -351,7 +364,7 @@ def _rule(call: Call, alpha: float | Tensor, activation: str | None, bias: float
 
 
 def _entmax_rule(alpha: float | Tensor, call: Call) -> EntmaxRule:
-    rows = torch.empty(call.shape, device="meta", dtype=torch.promote_types(call.query.dtype, torch.float32))
+    rows = torch.empty(call.shape, device="meta", dtype=compute_dtype(call.query.dtype))
     e = row_parameter("alpha", alpha, 0.0, rows, 3, subtract=1.0)
     if isinstance(e, Tensor):
         if values_known(e) and e.numel() and not 0.0 <= e.min().item() <= e.max().item() <= 1.0:
@@ -363,6 +376,8 @@ def _entmax_rule(alpha: float | Tensor, call: Call) -> EntmaxRule:
 
 
 def _activation_rule(activation: str, bias: float, divide_by_count: bool, call: Call) -> ActivationRule:
+    if not isinstance(activation, str):
+        raise TypeError(f"activation must be a name, one of {', '.join(ACTIVATIONS)}, got {activation!r}")
     if activation not in ACTIVATIONS:
         nearest = difflib.get_close_matches(activation, ACTIVATIONS, 1, 0.0)[0]
         raise ValueError(
@@ -371,7 +386,7 @@ def _activation_rule(activation: str, bias: float, divide_by_count: bool, call: 
     scale = None
     if divide_by_count:
         counts = call.visibility.counts().clamp(min=1).unsqueeze(-1)
-        scale = 1.0 / counts.to(torch.promote_types(call.query.dtype, torch.float32))
+        scale = 1.0 / counts.to(compute_dtype(call.query.dtype))
     return ActivationRule(activation, float(bias), scale)
 
 
