@@ -12,6 +12,7 @@ SOURCE = Path(tamis.__file__).parent
 # Lowest first; a package may import its own level's siblings only if listed before it.
 LAYERS = [
     "version",
+    "precision",
     "transforms",
     "attention",
     "functional",

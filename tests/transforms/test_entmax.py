@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import cache
 
 import pytest
 import torch
@@ -117,6 +118,7 @@ def test_tensor_alpha_matches_the_exact_weights(alpha: float) -> None:
     assert l1(tamis.entmax(z, precise), entmax_exact(z, alpha)) <= L1_FP32
 
 
+@cache
 def wide_rows(n: int) -> dict[str, Tensor]:
     """fp32 rows (n) with every shape of score that has troubled a solver."""
     generator = torch.Generator().manual_seed(n)
@@ -142,7 +144,7 @@ def wide_rows(n: int) -> dict[str, Tensor]:
     return rows
 
 
-@pytest.mark.parametrize("n", [64, 1000, 8192])
+@pytest.mark.parametrize("n", [200, 8192])
 @pytest.mark.parametrize("alpha", [1.001, 1.1, 1.25, 1.5, 1.75, 2.0])
 def test_wide_rows_match_float64(alpha: float, n: int) -> None:
     z = torch.stack(list(wide_rows(n).values()))
@@ -158,11 +160,11 @@ def test_wide_rows_match_float64(alpha: float, n: int) -> None:
 @pytest.mark.parametrize("alpha", ALPHAS)
 def test_weights_sum_to_one_at_every_width(alpha: float) -> None:
     wrong = {}
-    for n in (1, 2, 3, 8, 63, 128, 135, 1000, 4097):
+    for n in (1, 2, 7, 63, 128, 135, 1000, 4097):
         rows = wide_rows(n)
         together = tamis.entmax(torch.stack(list(rows.values())), alpha)
         for i, (kind, row) in enumerate(rows.items()):
-            alone = tamis.entmax(row, alpha) if n in (2, 135) else together[i]
+            alone = tamis.entmax(row, alpha) if n == 135 else together[i]
             errors = mass_error(together[i]), mass_error(alone)
             if max(errors) > MASS_FP32:
                 wrong[n, kind] = errors
@@ -208,7 +210,7 @@ def test_a_row_does_not_depend_on_its_batch(alpha: float) -> None:
 
 
 def test_blocks_of_rows_leave_no_seam() -> None:
-    z = torch.randn(2100, 520)  # two blocks and a bit
+    z = torch.randn(700, 400)  # more than one block
     assert l1(tamis.entmax(z), entmax15_by_sorting(z)) <= L1_FP32
 
 
@@ -478,13 +480,18 @@ def test_alpha_of_a_wrong_shape_is_named(shape: tuple[int, ...]) -> None:
         tamis.entmax(torch.randn(2, 3, 4, 5), torch.full(shape, 1.5))
 
 
-def test_small_excess_of_a_float64_alpha_survives_fp32_scores() -> None:
-    z = torch.randn(4, 9)
-    alpha = torch.tensor(1.0 + 1e-9, dtype=torch.float64, requires_grad=True)
-    tamis.entmax(z, alpha)[:, 0].sum().backward()
-    assert alpha.grad is not None
-    assert alpha.grad.dtype == torch.float64
-    assert tamis.entmax(z.bfloat16(), alpha).dtype == torch.bfloat16
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("alpha_dtype", [torch.float64, torch.float32, torch.bfloat16])
+def test_scores_and_alpha_may_differ_in_dtype(dtype: torch.dtype, alpha_dtype: torch.dtype) -> None:
+    z = torch.randn(4, 9).to(dtype).requires_grad_()
+    alpha = torch.tensor(1.25, dtype=alpha_dtype, requires_grad=True)
+    p = tamis.entmax(z, alpha)
+    assert p.dtype == dtype
+    torch.testing.assert_close(p, tamis.entmax(z, 1.25))
+    dz, da = torch.autograd.grad(p[:, 0].sum(), (z, alpha))
+    assert dz.dtype == dtype
+    assert da.dtype == alpha_dtype
+    assert da.item() != 0.0
 
 
 @pytest.mark.parametrize("alpha", [0.0, -1.0, math.nan, INF])
@@ -494,6 +501,16 @@ def test_alpha_out_of_range_raises(alpha: float) -> None:
         tamis.entmax(z, alpha)
     with pytest.raises(ValueError, match="alpha must be"):
         tamis.entmax(z, torch.tensor([[1.5], [alpha]]))
+
+
+@pytest.mark.parametrize("alpha", [1e-10, 1e-4, 1e4, 1e30, 1e300])
+@pytest.mark.parametrize("as_tensor", [False, True])
+def test_every_alpha_in_range_has_weights(alpha: float, as_tensor: bool) -> None:
+    z = torch.tensor([[1.0, 0.0, 1.0], [2.0, 1.0, -4.0]])
+    expected = torch.tensor([[0.5, 0.0, 0.5], [1.0, 0.0, 0.0]]) if alpha > 1.0 else entmax_exact(z, alpha)
+    value = torch.tensor(alpha, dtype=torch.float64) if as_tensor else alpha
+    assert l1(tamis.entmax(z, value), expected) <= L1_FP32
+    assert l1(tamis.entmax(z.double(), value), expected) <= L1_FP32
 
 
 @pytest.mark.parametrize("alpha", [True, "1.5", None, torch.tensor(2)])

@@ -51,7 +51,7 @@ def test_gradcheck_in_scores(alpha: float) -> None:
 @pytest.mark.parametrize("alpha", ALPHAS)
 @pytest.mark.parametrize("scale", [0.3, 1.5])
 def test_gradcheck_in_alpha(alpha: float, scale: float) -> None:
-    assert gradcheck(tamis.entmax, (scores(2, 5, scale=scale), alphas(alpha, alpha)), check_forward_ad=True)
+    assert gradcheck(tamis.entmax, (scores(2, 4, scale=scale), alphas(alpha, alpha)), check_forward_ad=True)
 
 
 @pytest.mark.parametrize("alpha", [0.9, 1.0, 1.5, 2.3])
@@ -297,9 +297,9 @@ def test_underflowing_weights_leave_second_derivatives_finite(alpha: float, scal
 # The fast backward and the differentiable one
 
 
-@pytest.mark.parametrize("alpha", [*ALPHAS, 10.0])
+@pytest.mark.parametrize("alpha", [*REGIMES, 10.0])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@pytest.mark.parametrize("n", [1, 7, 500])
+@pytest.mark.parametrize("n", [1, 7, 300])
 def test_fast_backward_is_the_differentiable_one(alpha: float, dtype: torch.dtype, n: int) -> None:
     z = scores(20, n, dtype=dtype)
     a = torch.tensor(alpha, dtype=dtype, requires_grad=True)
@@ -313,11 +313,11 @@ def test_fast_backward_is_the_differentiable_one(alpha: float, dtype: torch.dtyp
 
 
 def test_fast_backward_over_many_blocks_and_regimes() -> None:
-    z = scores(1500, 400, dtype=torch.float32)
-    a = torch.tensor(REGIMES).repeat(300)[:1500].unsqueeze(-1).requires_grad_()
-    upstream = torch.randn(1500, 400)
+    z = scores(700, 400, dtype=torch.float32)
+    a = torch.tensor(REGIMES).repeat(100).unsqueeze(-1).requires_grad_()
+    upstream = torch.randn(700, 400)
     dz, da = torch.autograd.grad(tamis.entmax(z, a), (z, a), upstream)
-    for i in (0, 3, 4, 5, 6, 700, 1499):
+    for i in (0, 3, 4, 5, 6, 350, 699):
         row, b = z.detach()[i].double().requires_grad_(), a.detach()[i].double().requires_grad_()
         expected = torch.autograd.grad(tamis.entmax(row, b), (row, b), upstream[i].double())
         torch.testing.assert_close(dz[i].double(), expected[0], rtol=1e-4, atol=1e-5)
@@ -355,7 +355,7 @@ def test_score_gradients_are_exact(alpha: float, row: list[float], dtype: torch.
 
 @pytest.mark.parametrize("alpha", [4.0, 10.0, 64.0])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@pytest.mark.parametrize("n", [3, 50, 1000])
+@pytest.mark.parametrize("n", [3, 200])
 @pytest.mark.parametrize("scale", [1e-6, 1e-2, 1.0])
 def test_gradients_of_large_alpha_are_finite(alpha: float, dtype: torch.dtype, n: int, scale: float) -> None:
     z = scores(4, n, dtype=dtype, scale=scale)
@@ -496,11 +496,12 @@ def check_compiled(backend: str, as_tensor: bool, alpha: float) -> None:
 
 
 @pytest.mark.parametrize("as_tensor", [False, True])
-@pytest.mark.parametrize("alpha", [1.0, 1.5, 2.5])
+@pytest.mark.parametrize("alpha", [1.0, 1.5])
 def test_compile(as_tensor: bool, alpha: float) -> None:
     check_compiled("aot_eager", as_tensor, alpha)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("as_tensor", [False, True])
 def test_compile_with_inductor(as_tensor: bool) -> None:
     check_compiled("inductor", as_tensor, 1.5)
@@ -523,8 +524,7 @@ def test_compile_inside_a_model() -> None:
     torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("alpha", [1.0, 1.5, 3.0])
-@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+@pytest.mark.parametrize(("alpha", "dtype"), [(1.0, torch.float32), (1.5, torch.bfloat16), (3.0, torch.float64)])
 def test_opcheck(alpha: float, dtype: torch.dtype) -> None:
     work = torch.promote_types(dtype, torch.float32)
     z = torch.randn(2, 3, 5).to(dtype)

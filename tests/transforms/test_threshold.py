@@ -212,8 +212,8 @@ def test_a_single_number() -> None:
 
 @pytest.mark.parametrize("alpha", [0.5, 1.0, 1.05, 1.3, 1.5, 2.0, 3.0])
 def test_threshold_gradients(alpha: float) -> None:
-    z = (0.5 * torch.randn(3, 5, dtype=torch.float64)).requires_grad_()
-    a = torch.full((3, 1), alpha, dtype=torch.float64, requires_grad=True)
+    z = (0.5 * torch.randn(2, 4, dtype=torch.float64)).requires_grad_()
+    a = torch.full((2, 1), alpha, dtype=torch.float64, requires_grad=True)
     assert gradcheck(lambda x: tamis.entmax_threshold(x, alpha)[0], z, check_forward_ad=True)
     assert gradcheck(lambda x, a: tamis.entmax_threshold(x, a)[0], (z, a), check_forward_ad=True)
     assert gradgradcheck(lambda x, a: tamis.entmax_threshold(x, a)[0], (z, a), fast_mode=True)

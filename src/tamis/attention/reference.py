@@ -64,19 +64,26 @@ class Dropout:
     """Dropout of weights that can be drawn again: the factors of a block depend on the seed and its number alone."""
 
     p: float = 0.0
-    seed: int = 0
+    seed: int | None = 0
+    """None: torch's own dropout, for graphs that cannot hold a generator."""
 
     @staticmethod
     def draw(p: float, generator: torch.Generator | None) -> Dropout:
         """Take one number from the generator (torch's own by default), so that repeated calls differ."""
         if p == 0.0:
             return Dropout()
+        if torch.compiler.is_compiling():
+            if generator is not None:
+                raise ValueError("dropout under torch.compile takes no generator")
+            return Dropout(p, None)
         device = generator.device if generator is not None else "cpu"
         seed = torch.randint(2**62, (), generator=generator, device=device)
         return Dropout(p, int(seed.item()))
 
     def factors(self, shape: Any, dtype: torch.dtype, device: torch.device, block: int) -> Tensor:
         """0 or 1 / (1 - p) for each weight of a block."""
+        if self.seed is None:
+            return torch.dropout(torch.ones(shape, dtype=dtype, device=device), self.p, True)
         generator = torch.Generator(device).manual_seed((self.seed + block * 0x9E3779B9) % 2**63)
         kept = torch.empty(shape, dtype=dtype, device=device).bernoulli_(1.0 - self.p, generator=generator)
         return kept.div_(1.0 - self.p) if self.p < 1.0 else kept

@@ -24,7 +24,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from tamis import functional
-from tamis.mechanisms.base import KeepsPrecision, Mechanism
+from tamis.mechanisms.base import Mechanism
+from tamis.precision import KeepsPrecision
 
 INITS = ("paper", "small")
 
@@ -42,8 +43,8 @@ class AdaptiveScale(KeepsPrecision):
             raise ValueError("embed_dim is needed unless per_head=True")
         self.num_heads, self.delta, self.per_head, self.init = num_heads, delta, per_head, init
         shape = (2 * num_heads,) if per_head else (2 * num_heads, embed_dim or 0)
-        self.weight = None if per_head else nn.Parameter(torch.empty(shape))
-        self.bias = nn.Parameter(torch.empty(2 * num_heads))
+        self.weight = None if per_head else nn.Parameter(torch.empty(shape, dtype=torch.float32))
+        self.bias = nn.Parameter(torch.empty(2 * num_heads, dtype=torch.float32))
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
@@ -61,7 +62,8 @@ class AdaptiveScale(KeepsPrecision):
         else:
             if hidden is None:
                 raise ValueError("this mechanism needs hidden, the input of the attention layer (B, Lq, embed_dim)")
-            raw = F.linear(hidden.to(self.weight.dtype), self.weight, self.bias).transpose(1, 2)  # (B, 2H, Lq)
+            with torch.autocast(hidden.device.type, enabled=False):
+                raw = F.linear(hidden.to(self.weight.dtype), self.weight, self.bias).transpose(1, 2)  # (B, 2H, Lq)
         beta, gamma = raw.chunk(2, 1)
         return F.softplus(beta), 2.0 * torch.tanh(gamma)
 
@@ -99,9 +101,11 @@ class ASEntmaxAttention(Mechanism):
         init: str = "paper",
     ) -> None:
         super().__init__()
+        if not 1.0 <= alpha <= 2.0:
+            raise ValueError(f"alpha must lie in [1, 2] for attention, got {alpha}")
         self.num_heads, self.alpha = num_heads, float(alpha)
         self.scale = AdaptiveScale(embed_dim, num_heads, delta=delta, per_head=per_head, init=init)
-        self.register_buffer("scaled_heads", _head_mask(scaled_heads, num_heads))
+        self.register_buffer("scaled_heads", _head_mask(scaled_heads, num_heads), persistent=False)
 
     scaled_heads: Tensor | None
 
@@ -120,7 +124,7 @@ class ASSMaxAttention(ASEntmaxAttention):
         super().__init__(embed_dim, num_heads, 1.0, delta, **arguments)
 
 
-class ScalableSoftmax(Mechanism, KeepsPrecision):
+class ScalableSoftmax(KeepsPrecision, Mechanism):
     """SSMax: softmax with scores times s log(n + 1), one learned s per head."""
 
     scaled_heads: Tensor | None
@@ -128,15 +132,17 @@ class ScalableSoftmax(Mechanism, KeepsPrecision):
     def __init__(self, num_heads: int, *, init: float = 1.0, scaled_heads: Tensor | None = None) -> None:
         super().__init__()
         self.num_heads = num_heads
-        self.s = nn.Parameter(torch.full((num_heads,), float(init)))
-        self.register_buffer("scaled_heads", _head_mask(scaled_heads, num_heads))
+        self.s = nn.Parameter(torch.full((num_heads,), float(init), dtype=torch.float32))
+        self.register_buffer("scaled_heads", _head_mask(scaled_heads, num_heads), persistent=False)
 
     def settings(self, query: Tensor, key: Tensor, hidden: Tensor | None, options: dict[str, Any]) -> dict[str, Any]:
         log_n = _counts(query, key, options).clamp(min=1).to(self.s.dtype).log1p()
         return {"alpha": 1.0, "query_scale": _only(self.s[None, :, None] * log_n, self.scaled_heads)}
 
     def extra_repr(self) -> str:
-        return f"num_heads={self.num_heads}, s={self.s.detach().min():.3f}..{self.s.detach().max():.3f}"
+        known = self.s.device.type != "meta" and self.s.numel()
+        span = f"{self.s.detach().min():.3f}..{self.s.detach().max():.3f}" if known else "?"
+        return f"num_heads={self.num_heads}, s={span}"
 
 
 def _counts(query: Tensor, key: Tensor, options: dict[str, Any]) -> Tensor:

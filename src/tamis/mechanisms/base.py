@@ -56,16 +56,6 @@ class Mechanism(nn.Module):
         settings = self.settings(query, key, hidden, options)
         scale = settings.pop("query_scale", None)
         if scale is not None:
-            query = (query.float() * scale.unsqueeze(-1)).to(query.dtype)
+            wide = query.to(torch.promote_types(query.dtype, torch.float32))
+            query = (wide * scale.unsqueeze(-1)).to(query.dtype)
         return query, settings
-
-
-class KeepsPrecision(nn.Module):
-    """Parameters that stay fp32 when the model around them is cast to half precision: alphas, gains, gates, scales."""
-
-    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Any:
-        def keep(tensor: Tensor) -> Tensor:
-            moved = fn(tensor)
-            return tensor.to(moved.device) if moved.dtype in (torch.float16, torch.bfloat16) else moved
-
-        return super()._apply(keep, recurse)

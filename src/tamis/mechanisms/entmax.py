@@ -16,7 +16,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from tamis.mechanisms.base import KeepsPrecision, Mechanism
+from tamis.mechanisms.base import Mechanism
+from tamis.precision import KeepsPrecision
 
 
 class LearnedAlpha(KeepsPrecision):
@@ -82,7 +83,7 @@ class LearnedAlpha(KeepsPrecision):
         return f"shape={self.shape}, low={self.low}, high={self.high}, alpha={span}"
 
 
-class EntmaxAttention(Mechanism):
+class EntmaxAttention(KeepsPrecision, Mechanism):
     """alpha-entmax attention.
 
     Args:
@@ -98,6 +99,8 @@ class EntmaxAttention(Mechanism):
             if alpha != "learn":
                 raise ValueError(f'alpha must be "learn", a number, a tensor or a LearnedAlpha, got {alpha!r}')
             alpha = LearnedAlpha(num_heads)
+        if isinstance(alpha, int | float) and not 1.0 <= alpha <= 2.0:
+            raise ValueError(f"alpha must lie in [1, 2] for attention, got {alpha}")
         if isinstance(alpha, Tensor) and not isinstance(alpha, nn.Parameter):
             self.register_buffer("alpha", alpha)
         else:

@@ -38,8 +38,8 @@ def build_mechanism(
     """The mechanism that a specification names; a `Mechanism` is returned as it is."""
     if isinstance(spec, Mechanism):
         return spec
-    own = {} if isinstance(spec, str) else dict(spec)
-    name = spec if isinstance(spec, str) else own.pop("name", None)
+    own = dict(spec) if isinstance(spec, Mapping) else {}
+    name = own.pop("name", None) if isinstance(spec, Mapping) else spec
     if not isinstance(name, str):
         raise ValueError(f'a mechanism is given by its name or a table with one, {{"name": "entmax"}}; got {spec!r}')
     factory = MECHANISMS[choose("mechanism", name, MECHANISMS)]
@@ -54,5 +54,7 @@ def choose(kind: str, name: str, known: Iterable[str]) -> str:
     known = list(known)
     if name in known:
         return name
+    if not isinstance(name, str):
+        raise ValueError(f"{kind} must be one of {', '.join(known)}, got {name!r}")
     nearest = difflib.get_close_matches(name, known, 1, 0.0)[0]
     raise ValueError(f"{kind} must be one of {', '.join(known)}, got {name!r}; did you mean {nearest!r}?")

@@ -19,7 +19,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from tamis.mechanisms.base import KeepsPrecision, Mechanism
+from tamis.attention.rules import ACTIVATIONS
+from tamis.mechanisms.base import Mechanism
+from tamis.precision import KeepsPrecision
 
 VARIANTS = ("g", "i", "rms", "layernorm", "none")
 EPSILON = 1e-8
@@ -50,6 +52,8 @@ class ReLAttention(Mechanism):
         super().__init__()
         if embed_dim % num_heads:
             raise ValueError(f"embed_dim must be a multiple of num_heads, got {embed_dim} and {num_heads}")
+        if activation not in ACTIVATIONS:
+            raise ValueError(f"activation must be one of {', '.join(ACTIVATIONS)}, got {activation!r}")
         self.embed_dim, self.num_heads = embed_dim, num_heads
         self.activation, self.bias, self.divide_by_count = activation, bias, divide_by_count
         self.norm = ReLANorm(embed_dim, embed_dim // num_heads, variant)
@@ -73,9 +77,9 @@ class ReLANorm(KeepsPrecision):
             raise ValueError(f"variant must be one of {', '.join(VARIANTS)}, got {variant!r}")
         self.embed_dim, self.head_dim, self.variant = embed_dim, head_dim, variant
         gain = variant in ("g", "i", "layernorm")
-        self.gain = nn.Parameter(torch.empty(embed_dim)) if gain else None
-        self.gate = nn.Parameter(torch.empty(embed_dim)) if variant == "g" else None
-        self.offset = nn.Parameter(torch.empty(embed_dim)) if variant == "layernorm" else None
+        self.gain = nn.Parameter(torch.empty(embed_dim, dtype=torch.float32)) if gain else None
+        self.gate = nn.Parameter(torch.empty(embed_dim, dtype=torch.float32)) if variant == "g" else None
+        self.offset = nn.Parameter(torch.empty(embed_dim, dtype=torch.float32)) if variant == "layernorm" else None
         self.reset_parameters()
 
     def reset_parameters(self) -> None:

@@ -1,6 +1,6 @@
 """Softpick: rectified softmax, Zuhri, Fuadi and Aji 2025, https://arxiv.org/abs/2504.20966
 
-    p_j = relu(e^(x_j) - 1) / (sum_i |e^(x_i) - 1| + eps)
+    p_j = relu(e^(x_j) - 1) / (sum_i |e^(x_i) - 1| + eps e^m),   m = max(x, 0)
 
 Weights are sparse and need not sum to one.  Its row sum makes it neither entmax nor elementwise, so it has the plain
 path only: the whole matrix of weights is in memory.
@@ -22,12 +22,26 @@ class SoftpickAttention(Mechanism):
         super().__init__()
         self.eps = eps
 
-    def weights(self, query: Tensor, key: Tensor, *, hidden: Tensor | None = None, **options: Any) -> Tensor:
+    def weights(
+        self,
+        query: Tensor,
+        key: Tensor,
+        *,
+        hidden: Tensor | None = None,
+        dropout_p: float = 0.0,
+        generator: torch.Generator | None = None,
+        backend: str = "auto",
+        **options: Any,
+    ) -> Tensor:
         scores, keep = functional.attention_scores(query, key, **options)
-        scores = torch.where(keep, scores, 0.0)
-        # Relative to the largest of the exponents and 0, so that nothing overflows; e^0 - 1 = 0 hides masked keys.
-        top = scores.detach().amax(-1, keepdim=True).clamp(min=0.0) if scores.shape[-1] else 0.0
-        shifted = (scores - top).exp() - torch.exp(torch.as_tensor(-top))
+        x = torch.where(keep, scores, 0.0)  # e^0 - 1 = 0: hidden keys have no part in the sum
+        if x.shape[-1] == 0:
+            return x
+        # Relative to the largest exponent, so that nothing overflows; expm1 where e^x - 1 would cancel.
+        top = x.detach().amax(-1, keepdim=True).clamp(min=0.0)
+        large = (x - top).exp() - (-top).exp()
+        small = x.clamp(max=1.0).expm1() * (-top).exp()
+        shifted = torch.where(x > 1.0, large, small)
         return shifted.relu() / (shifted.abs().sum(-1, keepdim=True) + self.eps)
 
     def forward(
@@ -38,11 +52,13 @@ class SoftpickAttention(Mechanism):
         *,
         hidden: Tensor | None = None,
         dropout_p: float = 0.0,
+        generator: torch.Generator | None = None,
         **options: Any,
     ) -> Tensor:
         weights = self.weights(query, key, **options)
         if dropout_p > 0.0:
-            weights = torch.dropout(weights, dropout_p, True)
+            kept = torch.empty_like(weights).bernoulli_(1.0 - dropout_p, generator=generator)
+            weights = weights * (kept / (1.0 - dropout_p) if dropout_p < 1.0 else kept)
         groups = query.shape[1] // max(1, value.shape[1])
         value = value.repeat_interleave(groups, 1) if groups > 1 else value
         return (weights @ value.to(weights.dtype)).to(query.dtype)

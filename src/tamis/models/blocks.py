@@ -82,8 +82,10 @@ def build_attention(config: BlockConfig, spec: Spec, position: Position | None) 
 
 
 def build_layer(config: BlockConfig, spec: Spec, position: Position, cross: Spec | None = None) -> TransformerLayer:
+    # Positions that are added to the embeddings belong to the model alone.
+    inside = position if config.position in ("rope", "alibi", "nape") else None
     return TransformerLayer(
-        build_attention(config, spec, position),
+        build_attention(config, spec, inside),
         FeedForward(config.embed_dim, config.ffn_dim, config.activation, config.dropout, config.bias),
         None if cross is None else build_attention(config, cross, None),
         norm=config.norm,

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from tamis.mechanisms.registry import Spec
 from tamis.models.blocks import build_layer, build_position, initialise, positions_of
-from tamis.models.pretrained import Config, PretrainedModel, at_least
+from tamis.models.pretrained import Config, PretrainedModel, at_least, optional_at_least, shares
 from tamis.nn.cache import ModelCache
 from tamis.nn.layers import NORMS
 
@@ -46,6 +46,8 @@ class CausalLMConfig(Config):
     def __post_init__(self) -> None:
         at_least(self, 1, "vocab_size", "embed_dim", "num_heads", "ffn_dim", "max_length")
         at_least(self, 0, "num_layers")
+        optional_at_least(self, 1, "num_kv_heads", "head_dim")
+        shares(self, "dropout", "attention_dropout")
 
 
 class CausalLM(PretrainedModel):
@@ -84,21 +86,24 @@ class CausalLM(PretrainedModel):
             positions: (B or 1, L); by default counted over real tokens, and from 0 in each packed document.
             cu_seqlens: (documents + 1,); documents packed end to end into (1, T), each seeing itself only.
         """
+        caches = cache.of_depth(len(self.layers)) if cache is not None else None
         start = cache.length if cache is not None else 0
         if cache is not None:
             mask = cache.extend_mask(mask, tokens.shape[0], tokens.shape[1], tokens.device)
         options: dict[str, Any] = {}
         if cu_seqlens is not None:
             options["cu_seqlens_q"] = cu_seqlens
+        inner = positions  # what attention compares; None while its own defaults say the same
         if positions is None:
             positions = positions_of(mask, start, tokens.shape[1], tokens)
             if cu_seqlens is not None:
                 starts = cu_seqlens.long()[(cu_seqlens.long()[1:, None] <= positions).sum(0)]
                 positions = positions - starts
+            inner = None if mask is None and cu_seqlens is None else positions
         x = self.dropout(self.position.embed(self.embedding(tokens), positions))
         for number, layer in enumerate(self.layers):
-            own = cache.layers[number] if cache is not None else None
-            x = layer(x, is_causal=True, key_mask=mask, positions=positions, cache=own, **options)
+            own = None if caches is None else caches[number]
+            x = layer(x, is_causal=True, key_mask=mask, positions=inner, cache=own, **options)
         x = self.norm(x)
         return F.linear(x, self.embedding.weight) if self.output is None else self.output(x)
 

@@ -39,6 +39,19 @@ def at_least(config: object, smallest: int, *names: str) -> None:
             raise ValueError(f"{name} must be an int of at least {smallest}, got {value!r}")
 
 
+def optional_at_least(config: object, smallest: int, *names: str) -> None:
+    """The same, for settings that may be None."""
+    at_least(config, smallest, *(name for name in names if getattr(config, name) is not None))
+
+
+def shares(config: object, *names: str) -> None:
+    """Raise unless each named setting is a number in [0, 1]."""
+    for name in names:
+        value = getattr(config, name)
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 0.0 <= value <= 1.0:
+            raise ValueError(f"{name} must lie in [0, 1], got {value!r}")
+
+
 class PretrainedModel(nn.Module):
     """A model that is a config and weights, both kept in a folder."""
 
@@ -57,20 +70,38 @@ class PretrainedModel(nn.Module):
 
     @classmethod
     def from_pretrained(cls, folder: str | Path, **loading: Any) -> Self:
-        """Read what save_pretrained wrote."""
+        """Read what save_pretrained wrote, in the dtype it was written in."""
+        from safetensors import SafetensorError, safe_open
         from safetensors.torch import load_model
 
         folder = Path(folder)
         for name in (CONFIG, WEIGHTS):
             if not (folder / name).is_file():
                 raise FileNotFoundError(f"{folder} holds no {name}: is it a folder that save_pretrained wrote?")
-        values = json.loads((folder / CONFIG).read_text())
+        model = cls(cls._read_config(folder / CONFIG))
+        try:
+            with safe_open(str(folder / WEIGHTS), "pt") as weights:
+                model.to(weights.get_tensor("embedding.weight").dtype)
+            load_model(model, str(folder / WEIGHTS), **loading)
+        except (SafetensorError, RuntimeError) as error:
+            raise ValueError(f"{folder / WEIGHTS} cannot be loaded into a {cls.__name__}: {error}") from error
+        return model
+
+    @classmethod
+    def _read_config(cls, path: Path) -> Config:
+        try:
+            values = json.loads(path.read_text())
+        except ValueError as error:
+            raise ValueError(f"{path} is not JSON: {error}") from error
+        if not isinstance(values, dict):
+            raise ValueError(f"{path} must hold a table of settings, got {type(values).__name__}")
         kind = values.pop("model", cls.__name__)
         if kind != cls.__name__:
-            raise ValueError(f"{folder} holds a {kind}, not a {cls.__name__}")
-        model = cls(cls.config_class.from_dict(values))
-        load_model(model, str(folder / WEIGHTS), **loading)
-        return model
+            raise ValueError(f"{path.parent} holds a {kind}, not a {cls.__name__}")
+        try:
+            return cls.config_class.from_dict(values)
+        except (TypeError, ValueError) as error:
+            raise ValueError(f"{path}: {error}") from error
 
     def num_parameters(self) -> int:
         return sum(parameter.numel() for parameter in self.parameters())

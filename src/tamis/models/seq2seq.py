@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from tamis.mechanisms.registry import Spec
 from tamis.models.blocks import build_layer, build_position, initialise, positions_of
-from tamis.models.pretrained import Config, PretrainedModel, at_least
+from tamis.models.pretrained import Config, PretrainedModel, at_least, optional_at_least, shares
 from tamis.nn.cache import ModelCache
 from tamis.nn.layers import NORMS
 
@@ -55,6 +55,8 @@ class Seq2SeqConfig(Config):
     def __post_init__(self) -> None:
         at_least(self, 1, "vocab_size", "embed_dim", "num_heads", "ffn_dim", "max_length")
         at_least(self, 0, "encoder_layers", "decoder_layers", "pad_id")
+        optional_at_least(self, 1, "source_vocab_size", "num_kv_heads", "head_dim")
+        shares(self, "dropout", "attention_dropout")
 
 
 class Seq2Seq(PretrainedModel):
@@ -103,6 +105,7 @@ class Seq2Seq(PretrainedModel):
         target_mask: Tensor | None = None,
     ) -> Tensor:
         """Logits of the tokens that follow each of `target`; with a cache, `target` holds only new tokens."""
+        caches = cache.of_depth(len(self.decoder)) if cache is not None else None
         start = cache.length if cache is not None else 0
         mask = target_mask
         if cache is not None:
@@ -110,15 +113,14 @@ class Seq2Seq(PretrainedModel):
         positions = positions_of(mask, start, target.shape[1], target)
         x = self._embed(self.embedding, target, self.decoder_position, positions)
         for number, layer in enumerate(self.decoder):
-            own = cache.layers[number] if cache is not None else None
             x = layer(
                 x,
                 memory,
                 is_causal=True,
                 key_mask=mask,
                 memory_mask=source_mask,
-                positions=positions,
-                cache=own,
+                positions=None if mask is None else positions,
+                cache=None if caches is None else caches[number],
             )
         x = self.decoder_norm(x)
         return F.linear(x, self.embedding.weight) if self.output is None else self.output(x)

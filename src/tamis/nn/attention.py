@@ -43,6 +43,10 @@ class Attention(nn.Module):
         super().__init__()
         if head_dim is None and embed_dim % num_heads:
             raise ValueError(f"embed_dim must be a multiple of num_heads, got {embed_dim} and {num_heads}")
+        if head_dim is not None and head_dim < 1:
+            raise ValueError(f"head_dim must be at least 1, got {head_dim}")
+        if not 0.0 <= dropout <= 1.0:
+            raise ValueError(f"dropout must lie in [0, 1], got {dropout}")
         num_kv_heads = num_heads if num_kv_heads is None else num_kv_heads
         if num_kv_heads < 1 or num_heads % num_kv_heads:
             raise ValueError(f"num_heads must be a multiple of num_kv_heads, got {num_heads} and {num_kv_heads}")
@@ -109,15 +113,19 @@ class Attention(nn.Module):
     ) -> tuple[Tensor, Tensor, Tensor, dict[str, Any]]:
         """Queries, all keys and values, and the keyword arguments of the mechanism."""
         query = self._split(self.q_proj(x), self.num_heads)
+        arguments = dict(options)
         if memory is None:
-            if positions is None:
-                start = cache.length if cache is not None else 0
-                positions = torch.arange(start, start + x.shape[1], device=x.device)[None]
-            key = self.position.rotate(self._split(self.k_proj(x), self.num_kv_heads), positions)
-            query = self.position.rotate(query, positions)
+            start = cache.length if cache is not None else 0
+            own = torch.arange(start, start + x.shape[1], device=x.device)[None] if positions is None else positions
+            key = self.position.rotate(self._split(self.k_proj(x), self.num_kv_heads), own)
+            query = self.position.rotate(query, own)
             value = self._split(self.v_proj(x), self.num_kv_heads)
+            key_positions = positions
             if cache is not None:
+                key_positions = cache.note_positions(positions, x.shape[1], x.device)
                 key, value = cache.append(key, value)
+            if key_positions is not None:  # else the defaults of the functions are right, and cheaper
+                arguments["query_positions"], arguments["key_positions"] = own, key_positions
         else:
             kept = cache.contents() if cache is not None else None
             if kept is None:
@@ -127,7 +135,6 @@ class Attention(nn.Module):
                     cache.append(key, value)
             else:
                 key, value = kept
-        arguments = dict(options)
         if key_mask is not None:
             attn_mask = merge_key_mask(attn_mask, key_mask)
         if attn_mask is not None:

@@ -13,6 +13,7 @@ class AttentionCache:
 
     def __init__(self) -> None:
         self.length = 0
+        self.positions: Tensor | None = None
         self._key: Tensor | None = None
         self._value: Tensor | None = None
 
@@ -26,6 +27,21 @@ class AttentionCache:
         self.length = end
         return self._key[:, :, :end], self._value[:, :, :end]
 
+    def note_positions(self, positions: Tensor | None, new: int, device: torch.device) -> Tensor | None:
+        """Remember the positions (B or 1, new) of keys about to be appended; returns those of all keys.
+
+        None as long as nobody has given any: keys then sit at 0, 1, 2, ...
+        """
+        if positions is None and self.positions is None:
+            return None
+        before = torch.arange(self.length, device=device)[None] if self.positions is None else self.positions
+        added = positions
+        if added is None:
+            added = before[:, -1:] + torch.arange(1, new + 1, device=device)[None]
+        batch = max(before.shape[0], added.shape[0])
+        self.positions = torch.cat([before.expand(batch, -1), added.expand(batch, -1)], 1)
+        return self.positions
+
     def contents(self) -> tuple[Tensor, Tensor] | None:
         """Keys and values so far, or None."""
         if self._key is None or self._value is None:
@@ -36,6 +52,8 @@ class AttentionCache:
         """Let row i continue what row index[i] was: beams that survive, or a batch that shrinks."""
         if self._key is not None and self._value is not None:
             self._key, self._value = self._key.index_select(0, index), self._value.index_select(0, index)
+        if self.positions is not None and self.positions.shape[0] > 1:
+            self.positions = self.positions.index_select(0, index)
 
     def _grown(self, store: Tensor | None, new: Tensor, name: str) -> Tensor:
         if store is not None:
@@ -72,6 +90,12 @@ class ModelCache:
     def __init__(self, num_layers: int) -> None:
         self.layers = [LayerCache() for _ in range(num_layers)]
         self.mask: Tensor | None = None
+
+    def of_depth(self, num_layers: int) -> list[LayerCache]:
+        """The caches of a model's layers; an error if the model has more or fewer."""
+        if len(self.layers) != num_layers:
+            raise ValueError(f"this cache has {len(self.layers)} layers and the model {num_layers}: another model's?")
+        return self.layers
 
     @property
     def length(self) -> int:

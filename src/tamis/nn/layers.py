@@ -97,6 +97,8 @@ class TransformerLayer(nn.Module):
         **options: Any,
     ) -> Tensor:
         """x (B, L, embed_dim); `key_mask` (B, Lk) and `memory_mask` (B, Lm) are False for padding."""
+        if memory is not None and self.cross_attention is None:
+            raise ValueError("this layer has no cross-attention and cannot read memory")
         own = cache.self_attention if cache is not None else None
         residual = self.self_residual
         attended = self.self_attention(

@@ -90,6 +90,10 @@ class MultiheadAttention(nn.Module):
         is_causal: bool = False,
     ) -> tuple[Tensor, Tensor | None]:
         """As `nn.MultiheadAttention.forward`; `is_causal` is a hint about `attn_mask`, which must be given with it."""
+        if query.is_nested or key.is_nested or value.is_nested:
+            raise ValueError(
+                "nested tensors are not supported: build nn.TransformerEncoder with enable_nested_tensor=False"
+            )
         if is_causal and attn_mask is None:
             raise ValueError("is_causal needs attn_mask, as in torch.nn.MultiheadAttention: it is only a hint about it")
         batched = query.ndim == 3

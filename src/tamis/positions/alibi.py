@@ -12,20 +12,23 @@ import torch
 from torch import Tensor
 
 from tamis.positions.base import Position
+from tamis.precision import KeepsPrecision
 
 
-class ALiBi(Position):
+class ALiBi(KeepsPrecision, Position):
     """A bias against distance, per head.  `kind="harmonic"` takes the slopes 1, 1/2, ..., 1/H of the ASEntmax paper."""
 
     table: Tensor
 
     def __init__(self, num_heads: int, kind: str = "geometric") -> None:
         super().__init__()
+        if num_heads < 1:
+            raise ValueError(f"num_heads must be at least 1, got {num_heads}")
         if kind not in ("geometric", "harmonic"):
             raise ValueError(f'kind must be "geometric" or "harmonic", got {kind!r}')
         self.kind = kind
         values = geometric_slopes(num_heads) if kind == "geometric" else harmonic_slopes(num_heads)
-        self.register_buffer("table", torch.tensor(values), persistent=False)
+        self.register_buffer("table", torch.tensor(values, dtype=torch.float32), persistent=False)
 
     def slopes(self) -> Tensor | None:
         return self.table

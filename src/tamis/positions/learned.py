@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from tamis.functional.checks import values_known
 from tamis.positions.base import Position
 
 
@@ -20,8 +21,9 @@ class LearnedPositions(Position):
         nn.init.normal_(self.weight, std=0.02)
 
     def embed(self, x: Tensor, positions: Tensor) -> Tensor:
-        if positions.shape[-1] > self.weight.shape[0]:
-            raise ValueError(f"{positions.shape[-1]} positions are more than the {self.weight.shape[0]} learned ones")
+        if values_known(positions) and positions.numel() and positions.max().item() >= self.weight.shape[0]:
+            last, count = positions.max().item(), self.weight.shape[0]
+            raise ValueError(f"position {last} is beyond the {count} learned ones (0 to {count - 1})")
         return x + self.weight[positions].to(x.dtype)
 
     def extra_repr(self) -> str:

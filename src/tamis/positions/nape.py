@@ -12,17 +12,20 @@ from torch import Tensor
 
 from tamis.positions.alibi import harmonic_slopes
 from tamis.positions.base import Position
+from tamis.precision import KeepsPrecision
 
 
-class NAPE(Position):
+class NAPE(KeepsPrecision, Position):
     table: Tensor
 
     def __init__(self, num_heads: int) -> None:
         super().__init__()
-        if num_heads % 2:
-            raise ValueError(f"NAPE splits the heads in two halves, got {num_heads}")
+        if num_heads < 2 or num_heads % 2:
+            raise ValueError(f"NAPE splits the heads in two halves, num_heads must be even, got {num_heads}")
         half = num_heads // 2
-        self.register_buffer("table", torch.tensor(harmonic_slopes(half) + [0.0] * half), persistent=False)
+        self.register_buffer(
+            "table", torch.tensor(harmonic_slopes(half) + [0.0] * half, dtype=torch.float32), persistent=False
+        )
 
     def slopes(self) -> Tensor | None:
         return self.table

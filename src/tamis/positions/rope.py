@@ -21,6 +21,8 @@ class RoPE(Position):
         super().__init__()
         if head_dim % 2:
             raise ValueError(f"head_dim must be even for rotary positions, got {head_dim}")
+        if not (base > 0.0 and scaling > 0.0):
+            raise ValueError(f"base and scaling must be above 0, got {base} and {scaling}")
         self.head_dim, self.base, self.scaling = head_dim, base, scaling
 
     def rotate(self, x: Tensor, positions: Tensor) -> Tensor:

@@ -1,0 +1,20 @@
+"""Parameters that half precision would spoil."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+
+class KeepsPrecision(nn.Module):
+    """Its tensors stay fp32 when the model around it is cast to half precision: alphas, gains, gates, scales, slopes."""
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Any:
+        def keep(tensor: Tensor) -> Tensor:
+            moved = fn(tensor)
+            return tensor.to(moved.device) if moved.dtype in (torch.float16, torch.bfloat16) else moved
+
+        return super()._apply(keep, recurse)
