@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 
 class KeepsPrecision(nn.Module):
-    """Its tensors stay fp32 when the model around it is cast to half precision: alphas, gains, gates, scales, slopes."""
+    """Its tensors stay fp32 when the model around it is cast to half precision: alphas, gains, gates, slopes."""
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Any:
         def keep(tensor: Tensor) -> Tensor:

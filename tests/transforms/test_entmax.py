@@ -148,10 +148,13 @@ def wide_rows(n: int) -> dict[str, Tensor]:
 @pytest.mark.parametrize("alpha", [1.001, 1.1, 1.25, 1.5, 1.75, 2.0])
 def test_wide_rows_match_float64(alpha: float, n: int) -> None:
     z = torch.stack(list(wide_rows(n).values()))
+    # The solution for the differences as fp32 has them: next to thousands of near ties, half a unit in each of them
+    # (which is a smaller change than that of the scores to their neighbours) is worth 1e-4 of weight in all.
+    d = z - z.amax(-1, keepdim=True)
     if alpha == 2.0:
-        expected = sparsemax_by_sorting(z)
+        expected = sparsemax_by_sorting(d)
     else:
-        expected = entmax15_by_sorting(z) if alpha == 1.5 else entmax_by_bisection(z, alpha)
+        expected = entmax15_by_sorting(d) if alpha == 1.5 else entmax_by_bisection(d, alpha)
     distance = (tamis.entmax(z, alpha).double() - expected).abs().sum(-1).nan_to_num(INF, INF)
     wrong = {kind: d for kind, d in zip(wide_rows(n), distance.tolist(), strict=True) if d > L1_FP32}
     assert not wrong

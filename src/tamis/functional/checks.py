@@ -10,6 +10,8 @@ from torch import Tensor
 
 from tamis.transforms.solver import compute_dtype
 
+_LOWEST, _HIGHEST = 2.0**-23 - 1.0, 1e30
+
 
 def prepare(input: Tensor, dim: int, mask: Tensor | None) -> tuple[Tensor, int]:
     """The scores with `dim` last and masked ones at -inf, and `dim` counted from the front."""
@@ -61,8 +63,11 @@ def broadcasts(shape: Any, target: Any) -> bool:
 
 
 def exponent(alpha: float | Tensor, input: Tensor, dim: int) -> float | Tensor:
-    """alpha - 1, subtracted before any rounding to fp32."""
-    return row_parameter("alpha", alpha, 0.0, input, dim, subtract=1.0)
+    """alpha - 1, subtracted before any rounding to fp32, and kept within what fp32 can tell from its limits."""
+    e = row_parameter("alpha", alpha, 0.0, input, dim, subtract=1.0)
+    if isinstance(e, Tensor):
+        return torch.where(e >= -1.0, e.clamp(_LOWEST, _HIGHEST), torch.nan)
+    return min(max(e, _LOWEST), _HIGHEST)
 
 
 def row_parameter(

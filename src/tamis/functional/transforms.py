@@ -65,10 +65,13 @@ def entmax_threshold(
     p = entmax_weights(z, e)
     row_max = z.amax(-1, keepdim=True)
     top = p.amax(-1, keepdim=True)
-    valid = row_max > -math.inf
-    height = (torch.where(valid, top, 1.0).log() * e).exp()
-    tau = torch.where(valid, e * torch.where(valid, row_max, 0.0) - height, math.inf)
-    tau = torch.where(valid | torch.as_tensor(e >= 0.0, device=z.device), tau, -math.inf)
+    empty = row_max == -math.inf
+    height = (torch.where(empty, 1.0, top).log() * e).exp()
+    sign = torch.sign(torch.as_tensor(e, dtype=z.dtype, device=z.device))
+    # Where the largest score is infinite e max z is so too, but for e = 0; an empty row has nothing below tau.
+    finite = torch.isfinite(row_max) | row_max.isnan()
+    product = torch.where(finite, e * torch.where(finite, row_max, 0.0), torch.where(sign == 0.0, 0.0, sign * math.inf))
+    tau = torch.where(empty, torch.where(sign < 0.0, -math.inf, math.inf), product - height)
     with torch.no_grad():
         gap = torch.where(z == row_max, 0.0, z - row_max) * e
         inside = torch.where(torch.as_tensor(e > 0.0, device=z.device), gap + height > 0.0, True)

@@ -91,9 +91,7 @@ class MultiheadAttention(nn.Module):
     ) -> tuple[Tensor, Tensor | None]:
         """As `nn.MultiheadAttention.forward`; `is_causal` is a hint about `attn_mask`, which must be given with it."""
         if query.is_nested or key.is_nested or value.is_nested:
-            raise ValueError(
-                "nested tensors are not supported: build nn.TransformerEncoder with enable_nested_tensor=False"
-            )
+            return self._nested(query, key, value), None
         if is_causal and attn_mask is None:
             raise ValueError("is_causal needs attn_mask, as in torch.nn.MultiheadAttention: it is only a hint about it")
         batched = query.ndim == 3
@@ -114,6 +112,17 @@ class MultiheadAttention(nn.Module):
         if not batched:
             return out[0], None if weights is None else weights[0]
         return (out if self.batch_first else out.transpose(0, 1)), weights
+
+    def _nested(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        """nn.TransformerEncoder packs padded batches into nested tensors in evaluation: attend within each sequence."""
+        if query is not key or key is not value:
+            raise ValueError("nested tensors are supported for self-attention only")
+        lengths = [sequence.shape[0] for sequence in query.unbind()]
+        padded = query.to_padded_tensor(0.0)
+        index = torch.arange(padded.shape[1], device=padded.device)
+        padding = index >= torch.tensor(lengths, device=padded.device)[:, None]
+        out, _ = self(padded, padded, padded, key_padding_mask=padding, need_weights=False)
+        return torch.nested.as_nested_tensor([row[:length] for row, length in zip(out, lengths, strict=True)])
 
     def _project(self, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         packed = self.in_proj_weight

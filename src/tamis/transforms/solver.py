@@ -165,25 +165,22 @@ def _softmax_form(z: Tensor, row_max: Tensor, maxima: Tensor, e: Power, out: Ten
 
 
 def _threshold_form(z: Tensor, row_max: Tensor, maxima: Tensor, e: Power, out: Tensor, scratch: Tensor) -> None:
-    rule = _Powers
-    exact_scale = e if not isinstance(e, Tensor) and e in (0.5, 1.0) else None
-    if exact_scale is not None:
-        rule = _Squares if e == 0.5 else _Identity
-    top: Tensor = torch.ones_like(row_max)
+    # x is e d + t where the product is exact, and in units of the scores, d + t / e, where it would round.
+    special = {0.5: _Squares, 1.0: _Identity}.get(e) if not isinstance(e, Tensor) else None
+    rule = _Powers if special is None else special
+    unit = 1.0 if special is None or isinstance(e, Tensor) else e
+    top: Tensor = torch.ones_like(row_max) * (unit / e)
     if maxima.shape[-1] > 1:
         # The solution over a subset of the scores bounds the threshold from below, and the group maxima are a good
         # subset at an eighth of the work.  Any number of steps will do: this only chooses where to start.
-        x = (maxima - row_max).mul_(e).add_(1.0)
+        x = (maxima - row_max).mul_(unit).add_(top)
         warm = rule(e, *torch.empty(3, *x.shape, dtype=x.dtype, device=x.device))
         for _ in range(_WARM_STEPS):
             x.sub_(warm.step(x, warm.mass(x)))
         top = x.amax(-1, keepdim=True)
     x = scratch[0]
     torch.sub(z, row_max, out=x)
-    if exact_scale is not None:
-        torch.add(top, x, alpha=exact_scale, out=x)
-    else:
-        x.mul_(e).add_(top)
+    torch.add(top, x, alpha=unit, out=x)
     solution = rule(e, out, scratch[1], scratch[2])
     progress = _Progress(z.dtype)
     # The steps act on x and not on a threshold beside it: what remains of x near the edge of the support is then
@@ -206,7 +203,7 @@ class _Progress:
 
 
 class _Powers:
-    """p = x^b for x > 0: the mass S and the norm-Newton step (S^e - 1) S^(1 - e) / sum x^(b - 1), for any e.
+    """p = (e x)^b for x > 0, any e: the mass S and the norm-Newton step (S^e - 1) S^(1 - e) / (e sum (e x)^(b - 1)).
 
     The step never passes the root, because S^e is a norm of x and so convex in the threshold.
     """
@@ -214,16 +211,16 @@ class _Powers:
     def __init__(self, e: Power, p: Tensor, y: Tensor, other: Tensor) -> None:
         self.e, self.b = e, 1.0 / e
         self.p, self.y, self.other = p, y, other
-        self.lowest = _exp(smallest_log(p.dtype) * e)
+        self.lowest = _exp(smallest_log(p.dtype) * e) * self.b
 
     def mass(self, x: Tensor) -> Tensor:
-        _floor_to(x, self.lowest, out=self.y)
+        _floor_to(x, self.lowest, out=self.y).mul_(self.e)
         return torch.log(self.y, out=self.p).mul_(self.b).exp_().sum(-1, keepdim=True)
 
     def step(self, x: Tensor, mass: Tensor) -> Tensor:
         slope = torch.div(self.p, self.y, out=self.y).mul_(torch.gt(x, 0.0, out=self.other)).sum(-1, keepdim=True)
         log_mass = mass.log()
-        return (log_mass * self.e).expm1_() * (log_mass * (1.0 - self.e)).exp_() / slope
+        return (log_mass * self.e).expm1_() * (log_mass * (1.0 - self.e)).exp_() / (slope * self.e)
 
     def finish(self, x: Tensor) -> None:
         self.p.mul_(torch.gt(x, 0.0, out=self.other))
@@ -342,7 +339,8 @@ def _edge_form(z: Tensor, row_max: Tensor, maxima: Tensor, e: Power, out: Tensor
         mass = out.copy_(torch.where(support, log_p.exp(), 0.0)).sum(-1, keepdim=True)
         if not progress.wanted(mass):
             break
-        slope = torch.where(support, ((log_v - log_p) * (e - 1.0)).exp(), 0.0).sum(-1, keepdim=True)
+        ratio = torch.where(log_above == -math.inf, 1.0, ((log_v - log_p) * (e - 1.0)).exp())  # p = v at the edge
+        slope = torch.where(support, ratio, 0.0).sum(-1, keepdim=True)
         v = (v - (mass - 1.0) / slope).clamp_(min=0.0)
     out.div_(mass)
 
