@@ -211,7 +211,11 @@ class Walk:
         self.rows = min(self.queries, max(16, _BLOCK // per_query))
         self.head_step = max(1, min(self.key_heads, _BLOCK // (per_query * max(1, self.rows))))
         whole = self.head_step >= self.key_heads
-        area = per_query * max(1, self.rows) * max(1, self.key_heads)
+        per_head = any(value is not None and value.shape[1] > 1 for value in rule.parameters())
+        if per_head and self.batches * self.queries * per_query >= _BLOCK // 2:
+            self.head_step = 1  # rows of a block then share their alpha, and the solver's form with it
+            whole = True
+        area = per_query * max(1, self.rows) * self.head_step
         self.batch_step = max(1, _BLOCK // area) if whole else 1
         self.workspace = Workspace(self.dtype, query.device)
 

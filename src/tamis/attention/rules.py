@@ -19,8 +19,11 @@ ACTIVATIONS = ("relu", "squared_relu", "leaky_relu", "gelu", "identity", "sigmoi
 class Rule(Protocol):
     """Weights of a block of score rows (rows, n), where masked scores are `hidden`, and their derivative."""
 
-    hidden: float
-    """The score that masked entries get, so that they end with weight 0."""
+    @property
+    def hidden(self) -> float:
+        """The score that masked entries get: -inf where that gives weight and slope 0, else 0 and both are erased."""
+        ...
+
     keeps_weights: bool
     """Whether the backward pass wants the weights kept, because they are dear to compute."""
 
@@ -51,8 +54,11 @@ class EntmaxRule:
     """alpha-entmax with e = alpha - 1: a number, or a tensor that broadcasts to (B, H, Lq, 1)."""
 
     e: Power
-    hidden = -math.inf
     keeps_weights = True
+
+    @property
+    def hidden(self) -> float:
+        return -math.inf
 
     def parameters(self) -> tuple[Tensor | None, ...]:
         return (self.e if isinstance(self.e, Tensor) else None,)
@@ -84,8 +90,11 @@ class ActivationRule:
     activation: str
     bias: float = 0.0
     scale: Tensor | None = None
-    hidden = 0.0
     keeps_weights = False
+
+    @property
+    def hidden(self) -> float:
+        return -math.inf if self.activation in ("relu", "squared_relu", "sigmoid") else 0.0
 
     def parameters(self) -> tuple[Tensor | None, ...]:
         return (self.scale,)
