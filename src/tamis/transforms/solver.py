@@ -188,6 +188,7 @@ def _threshold_form(z: Tensor, row_max: Tensor, maxima: Tensor, e: Power, out: T
     while progress.wanted(mass := solution.mass(x)):
         x.sub_(solution.step(x, mass))
     solution.finish(x)
+    out.div_(mass)  # one to the last bit, whatever the other rows of the block needed
 
 
 class _Progress:
