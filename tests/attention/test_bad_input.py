@@ -143,6 +143,8 @@ OPTIONS = {
     "key_lengths_size": ({"key_lengths": x(3).int()}, ValueError, ["key_lengths", "(2,)", "(3,)"]),
     "key_lengths_one": ({"key_lengths": x(1).int()}, ValueError, ["key_lengths", "(2,)", "(1,)"]),
     "key_lengths_2d": ({"key_lengths": x(2, 1).int()}, ValueError, ["key_lengths", "(2,)", "(2, 1)"]),
+    "key_lengths_negative": ({"key_lengths": torch.tensor([3, -1])}, ValueError, ["key_lengths", "[0, 9]", "[3, -1]"]),
+    "key_lengths_beyond": ({"key_lengths": torch.tensor([10, 9])}, ValueError, ["key_lengths", "[0, 9]", "[10, 9]"]),
     "slopes_int": ({"alibi_slopes": x(4).int()}, TypeError, ["alibi_slopes", "floating-point", "torch.int32"]),
     "slopes_float": ({"alibi_slopes": 0.5}, TypeError, ["alibi_slopes", "floating-point", "float"]),
     "slopes_heads": ({"alibi_slopes": x(3)}, ValueError, ["alibi_slopes", "(4,) or (2, 4)", "(3,)"]),
@@ -174,6 +176,14 @@ PACKED = {
     "2d": ({"cu_seqlens_q": CU[None]}, ValueError, ["1-D", "(sequences + 1)", "(1, 3)"]),
     "lengths": ({"cu_seqlens_q": CU, "cu_seqlens_k": CU[:2]}, ValueError, ["one length", "(3,)", "(2,)"]),
     "too_short": ({"cu_seqlens_q": CU[:1]}, ValueError, ["sequences + 1", "(1,)"]),
+    "falling": ({"cu_seqlens_q": torch.tensor([0, 5, 4])}, ValueError, ["cu_seqlens_q", "rise from 0", "[0, 5, 4]"]),
+    "start": ({"cu_seqlens_q": torch.tensor([1, 4, 6])}, ValueError, ["cu_seqlens_q", "rise from 0", "[1, 4, 6]"]),
+    "beyond": ({"cu_seqlens_q": torch.tensor([0, 4, 7])}, ValueError, ["cu_seqlens_q", "at most 6", "[0, 4, 7]"]),
+    "keys_beyond": (
+        {"cu_seqlens_q": CU, "cu_seqlens_k": torch.tensor([0, 4, 10])},
+        ValueError,
+        ["cu_seqlens_k", "at most 9", "[0, 4, 10]"],
+    ),
     "key_lengths": ({"cu_seqlens_q": CU, "key_lengths": CU[:1]}, ValueError, ["exclude each other"]),
 }
 

@@ -89,7 +89,7 @@ def check_call(
         is_causal=bool(is_causal),
         window=_window(window),
         attn_mask=_mask(attn_mask, (batch, heads, num_queries, num_keys)),
-        key_lengths=_lengths(key_lengths, batch),
+        key_lengths=_lengths(key_lengths, batch, num_keys),
         query_segments=segments[0],
         key_segments=segments[1],
         alibi_slopes=_slopes(alibi_slopes, batch, heads, compute_dtype(query.dtype)),
@@ -103,6 +103,13 @@ def check_dropout(dropout_p: float) -> float:
     if not 0.0 <= dropout_p <= 1.0:
         raise ValueError(f"dropout_p must lie in [0, 1], got {dropout_p}")
     return float(dropout_p)
+
+
+def values_known(x: Tensor) -> bool:
+    """Whether looking at the values costs no synchronisation and is possible at all."""
+    if torch.compiler.is_compiling() or x.device.type != "cpu":
+        return False
+    return not torch._C._functorch.is_functorch_wrapped_tensor(x)
 
 
 def _autocast(*tensors: Tensor) -> tuple[Tensor, ...]:
@@ -180,12 +187,14 @@ def _positions(name: str, positions: Tensor | None, batch: int, length: int, def
     return rows
 
 
-def _lengths(lengths: Tensor | None, batch: int) -> Tensor | None:
+def _lengths(lengths: Tensor | None, batch: int, num_keys: int) -> Tensor | None:
     if lengths is None:
         return None
     lengths = _integers("key_lengths", lengths)
     if lengths.shape != (batch,):
         raise ValueError(f"key_lengths must be one per sequence, ({batch},), got {tuple(lengths.shape)}")
+    if values_known(lengths) and not bool(((lengths >= 0) & (lengths <= num_keys)).all()):
+        raise ValueError(f"key_lengths must lie in [0, {num_keys}], the number of keys, got {lengths.tolist()}")
     return lengths
 
 
@@ -214,5 +223,8 @@ def _packed(
             f"cu_seqlens_q and cu_seqlens_k must be 1-D and of one length (sequences + 1), "
             f"got {tuple(cu_q.shape)} and {tuple(cu_k.shape)}"
         )
+    for name, ends, total in (("cu_seqlens_q", cu_q, num_queries), ("cu_seqlens_k", cu_k, num_keys)):
+        if values_known(ends) and not (ends[0] == 0 and bool((ends.diff() >= 0).all()) and ends[-1] <= total):
+            raise ValueError(f"{name} must rise from 0 to at most {total}, the number of tokens, got {ends.tolist()}")
     queries, keys = segments_of(cu_q, num_queries, missing=-1), segments_of(cu_k, num_keys, missing=-2)
     return (queries[0], keys[0]), (packed_positions(cu_q, cu_k, queries)[None], keys[1][None])

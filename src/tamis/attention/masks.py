@@ -39,6 +39,16 @@ class Visibility:
         masks = (self.attn_mask, self.key_lengths, self.query_segments, self.alibi_slopes, self.window)
         return not self.is_causal and all(part is None for part in masks)
 
+    @property
+    def is_common(self) -> bool:
+        """Masks and biases are the same for all sequences and heads."""
+        mask = self.attn_mask
+        if self.key_lengths is not None or self.alibi_slopes is not None:
+            return False
+        return self.query_positions.shape[0] == self.key_positions.shape[0] == 1 and (
+            mask is None or mask.shape[0] == mask.shape[1] == 1
+        )
+
     def block(self, batches: slice, heads: slice, queries: slice) -> tuple[Tensor | None, Tensor | None]:
         """The mask (True = attend) and the additive bias of a block, each 4-D and broadcastable to it, or None."""
         keep: Tensor | None = None

@@ -7,6 +7,7 @@ linear in the length: the path that CPU training takes.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -18,7 +19,7 @@ from tamis.attention.masks import Visibility, take
 from tamis.attention.rules import Rule
 from tamis.transforms.solver import Power, Workspace, compute_dtype
 
-_BLOCK = 1 << 19  # scores worked on at a time
+_BLOCK = 1 << 20  # scores worked on at a time
 _KEEP = 1 << 25  # weights up to this many are kept for the backward pass instead of being solved for again
 
 
@@ -131,8 +132,9 @@ class _Attend(torch.autograd.Function):
         assert query is not None
         assert key is not None
         assert value is not None
-        out = query.new_zeros((*query.shape[:3], value.shape[3]))
         walk = Walk(query, key, rule, visibility, scale)
+        shape = (*query.shape[:3], value.shape[3])
+        out = query.new_empty(shape) if walk.size > 0 else query.new_zeros(shape)
         train = any(ctx.needs_input_grad)
         keep_weights = train and rule.keeps_weights and walk.size <= _KEEP
         kept = []
@@ -144,7 +146,7 @@ class _Attend(torch.autograd.Function):
                 kept.append(weights)
             if dropout.p > 0.0:
                 weights = weights * dropout.factors(weights.shape, weights.dtype, weights.device, block.number)
-            out[block.index] = block.to_queries(torch.bmm(block.by_group(weights), block.of_keys(value)))
+            block.multiply(block.by_group(weights), block.of_keys(value), out[block.index])
         if train:
             ctx.save_for_backward(*tensors)
             ctx.static = (rule, visibility, scale, dropout)
@@ -157,13 +159,16 @@ class _Attend(torch.autograd.Function):
         rule, visibility, scale, dropout = ctx.static
         query, key, value = ctx.saved_tensors[:3]
         needs = ctx.needs_input_grad[5:]
+        walk = Walk(query, key, rule, visibility, scale)
+        # Blocks write the first three gradients, and the others are sums over blocks.
+        new = [torch.empty_like if walk.size > 0 else torch.zeros_like] * 3 + [torch.zeros_like] * (len(needs) - 3)
         grads = [
-            torch.zeros_like(t, dtype=compute_dtype(t.dtype)) if t is not None and need else None
-            for t, need in zip(ctx.saved_tensors, needs, strict=True)
+            make(t, dtype=compute_dtype(t.dtype)) if t is not None and need else None
+            for make, t, need in zip(new, ctx.saved_tensors, needs, strict=True)
         ]
         d_query, d_key, d_value, d_mask, d_slopes, *d_parameters = grads
-        walk = Walk(query, key, rule, visibility, scale)
         for block in walk:
+            later = block.index[2].start > 0  # of the same keys: their gradients add up
             weights = ctx.kept[block.number] if ctx.kept is not None else block.weights(block.buffer("weights"))
             scores = block.buffer("scores")
             d_out = block.of_queries(grad)  # (groups, rows, Dv)
@@ -175,15 +180,15 @@ class _Attend(torch.autograd.Function):
                 dropped = weights * factors
                 d_weights.mul_(factors)
             if d_value is not None:
-                block.add_keys(d_value, torch.bmm(block.by_group(dropped).mT, d_out))
+                block.multiply(block.by_group(dropped).mT, d_out, d_value[block.key_index], add=later)
             d_scores = block.buffer("d_scores")
             d_rows = rule.backward(scores, weights, d_weights, block.values, list(needs[5:]), d_scores)
             block.hide(d_scores)
             by_group = block.by_group(d_scores)
             if d_query is not None:
-                d_query[block.index] = block.to_queries(torch.bmm(by_group, block.of_keys(key)).mul_(scale))
+                block.multiply(by_group, block.of_keys(key), d_query[block.index], scale)
             if d_key is not None:
-                block.add_keys(d_key, torch.bmm(by_group.mT, block.of_queries(query)).mul_(scale))
+                block.multiply(by_group.mT, block.of_queries(query), d_key[block.key_index], scale, add=later)
             for d_parameter, d_row in zip(d_parameters, d_rows, strict=True):
                 if d_parameter is not None and d_row is not None:
                     block.add_reduced(d_parameter, d_row)
@@ -195,6 +200,9 @@ class _Attend(torch.autograd.Function):
                 target.add_(moved.sum_to_size(target.shape))
         cast = [None if g is None else g.to(t.dtype) for g, t in zip(grads, ctx.saved_tensors, strict=True)]
         return (None, None, None, None, None, *cast)
+
+
+Masks = tuple[Tensor | None, Tensor | None, Tensor | None]
 
 
 class Walk:
@@ -218,6 +226,24 @@ class Walk:
         area = per_query * max(1, self.rows) * self.head_step
         self.batch_step = max(1, _BLOCK // area) if whole else 1
         self.workspace = Workspace(self.dtype, query.device)
+        self._masks: tuple[slice, Masks] | None = None
+
+    def mask(self, index: tuple[slice, slice, slice]) -> Masks:
+        """Which keys a block sees, its bias, and its ceiling: +inf where a key is seen, -inf where it is hidden."""
+        if self._masks is not None and self._masks[0] == index[2]:
+            return self._masks[1]
+        keep, bias = self.visibility.block(*index)
+        if self.rule.hidden == 0.0 and self.visibility.attn_mask is not None and bias is not None:
+            # -inf as a bias hides a key too; an activation must not see it.
+            unbiased = bias > -math.inf
+            keep = unbiased if keep is None else keep & unbiased
+        ceiling = None
+        if keep is not None and self.rule.hidden == -math.inf:
+            ceiling = torch.full_like(keep, math.inf, dtype=self.dtype).masked_fill_(~keep, -math.inf)
+        masks = (keep, bias, ceiling)
+        if self.visibility.is_common:
+            self._masks = (index[2], masks)
+        return masks
 
     def __iter__(self) -> Iterator[Block]:
         if self.keys == 0 or self.queries == 0:
@@ -244,10 +270,7 @@ class Block:
         self.shape = (batches.stop - batches.start, heads.stop - heads.start, queries.stop - queries.start)
         self.num_rows = self.shape[0] * self.shape[1] * self.shape[2]
         self.num_groups = self.num_rows // (walk.groups * self.shape[2])
-        self.keep, self.bias = walk.visibility.block(*self.index)
-        if walk.rule.hidden == 0.0 and walk.visibility.attn_mask is not None:
-            # -inf as a bias hides a key too; an activation must not see it.
-            self.keep = self.visible()
+        self.keep, self.bias, self.ceiling = walk.mask(self.index)
         self.values: list[Power | None] = [
             None if value is None else self._rows_of(value) for value in walk.rule.parameters()
         ]
@@ -265,12 +288,21 @@ class Block:
         torch.baddbmm(product, query, key.mT, beta=0.0, alpha=walk.scale, out=product)
         if self.bias is not None:
             self.four_d(scores).add_(self.bias)
-        if self.keep is not None:
-            self.four_d(scores).masked_fill_(~self.keep, walk.rule.hidden)
+        self._mask(scores)
         weights = torch.empty_like(scores) if out is None else out
         walk.rule.weights(scores, self.values, weights, walk.workspace)
         self.hide(weights)
         return weights
+
+    def _mask(self, scores: Tensor) -> None:
+        """Hide scores.  A minimum is many times faster than a fill, and right unless there are NaNs to hide."""
+        if self.keep is None:
+            return
+        if self.ceiling is not None:
+            torch.minimum(self.four_d(scores), self.ceiling, out=self.four_d(scores))
+            if not math.isnan(scores.sum().item()):
+                return
+        self.four_d(scores).masked_fill_(~self.keep, self.walk.rule.hidden)
 
     def hide(self, rows: Tensor) -> None:
         """Zero what is masked, where the rule itself does not."""
@@ -302,12 +334,15 @@ class Block:
     def of_keys(self, x: Tensor) -> Tensor:
         return x[self.key_index].to(self.walk.dtype).reshape(self.num_groups, *x.shape[2:])
 
-    def to_queries(self, x: Tensor) -> Tensor:
-        return x.view(*self.shape, x.shape[-1])
-
-    def add_keys(self, target: Tensor, x: Tensor) -> None:
-        part = target[self.key_index]
-        part.add_(x.view(part.shape))
+    def multiply(self, a: Tensor, b: Tensor, out: Tensor, scale: float = 1.0, add: bool = False) -> None:
+        """out = scale * a @ b, or += with `add`; out is this block's part of a 4-D tensor."""
+        if out.is_contiguous() and out.dtype == a.dtype:
+            flat = out.view(self.num_groups, -1, out.shape[-1])
+            torch.baddbmm(flat, a, b, beta=float(add), alpha=scale, out=flat)
+            return
+        product = torch.bmm(a, b).view(out.shape)
+        product = product if scale == 1.0 else product.mul_(scale)
+        out.add_(product) if add else out.copy_(product)
 
     def add_reduced(self, target: Tensor, rows: Tensor) -> None:
         """Add rows (rows, n or 1) to a broadcast 4-D target, summed over what it broadcasts."""
@@ -315,7 +350,9 @@ class Block:
             target = take(target, dim, index)
         target.add_(self.four_d(rows).sum_to_size(target.shape))
 
-    def _rows_of(self, value: Tensor) -> Tensor:
+    def _rows_of(self, value: Tensor) -> Power:
         for dim, index in enumerate(self.index):
             value = take(value, dim, index)
+        if value.numel() == 1 and value.device.type == "cpu":
+            return float(value.item())  # numbers have faster forms than rows
         return value.to(self.walk.dtype).expand(*self.shape, 1).reshape(-1, 1)

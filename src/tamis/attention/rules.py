@@ -24,8 +24,10 @@ class Rule(Protocol):
         """The score that masked entries get: -inf where that gives weight and slope 0, else 0 and both are erased."""
         ...
 
-    keeps_weights: bool
-    """Whether the backward pass wants the weights kept, because they are dear to compute."""
+    @property
+    def keeps_weights(self) -> bool:
+        """Whether the backward pass can do with the weights alone; they are then kept if memory allows."""
+        ...
 
     def parameters(self) -> tuple[Tensor | None, ...]:
         """Tensors per row, broadcastable to (B, H, Lq, 1), that receive a gradient."""
@@ -54,7 +56,10 @@ class EntmaxRule:
     """alpha-entmax with e = alpha - 1: a number, or a tensor that broadcasts to (B, H, Lq, 1)."""
 
     e: Power
-    keeps_weights = True
+
+    @property
+    def keeps_weights(self) -> bool:
+        return True
 
     @property
     def hidden(self) -> float:
@@ -90,7 +95,10 @@ class ActivationRule:
     activation: str
     bias: float = 0.0
     scale: Tensor | None = None
-    keeps_weights = False
+
+    @property
+    def keeps_weights(self) -> bool:
+        return self.activation == "relu"  # its slope can be read off the weights
 
     @property
     def hidden(self) -> float:
@@ -117,11 +125,10 @@ class ActivationRule:
     def backward(
         self, scores: Tensor, weights: Tensor, grad: Tensor, values: list[Power | None], wanted: list[bool], out: Tensor
     ) -> list[Tensor | None]:
-        x = scores.add_(self.bias) if self.bias else scores
         if self.activation == "relu":
-            torch.gt(x, 0.0, out=out)
+            torch.gt(weights, 0.0, out=out)
         else:
-            out.copy_(self._slope(x))
+            out.copy_(self._slope(scores.add_(self.bias) if self.bias else scores))
         out.mul_(grad)
         if values[0] is not None:
             out.mul_(values[0])

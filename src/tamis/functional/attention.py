@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from tamis.attention.checks import Call, Options, Window, check_call, check_dropout
+from tamis.attention.checks import Call, Options, Window, check_call, check_dropout, values_known
 from tamis.attention.reference import Dropout, Observer, attend, dense, dense_scores, dense_weights, observe
 from tamis.attention.rules import ACTIVATIONS, ActivationRule, EntmaxRule, Rule
 from tamis.attention.statistics import (
@@ -19,7 +19,7 @@ from tamis.attention.statistics import (
     StatisticsObserver,
     dense_statistics,
 )
-from tamis.functional.checks import row_parameter, values_known
+from tamis.functional.checks import row_parameter
 from tamis.transforms.solver import compute_dtype
 
 BACKENDS = ("auto", "reference", "triton")

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from tamis.attention.checks import values_known
 from tamis.transforms.solver import compute_dtype
 
 _LOWEST, _HIGHEST = 2.0**-23 - 1.0, 1e30
@@ -103,10 +104,3 @@ def _tensor_parameter(name: str, value: Tensor, above: float, input: Tensor, dim
     if compute_dtype(value.dtype) != value.dtype:
         value = value.float()
     return (value.reshape(shape) - subtract).to(compute_dtype(input.dtype)).movedim(dim, -1)
-
-
-def values_known(x: Tensor) -> bool:
-    """Whether looking at the values costs no synchronisation and is possible at all."""
-    if torch.compiler.is_compiling() or x.device.type != "cpu":
-        return False
-    return not torch._C._functorch.is_functorch_wrapped_tensor(x)
