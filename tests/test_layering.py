@@ -15,6 +15,7 @@ LAYERS = [
     "precision",
     "transforms",
     "attention",
+    "kernels",
     "functional",
     "distributions",
     "positions",
@@ -26,6 +27,7 @@ LAYERS = [
     "cli",
 ]
 ALLOWED_THIRD_PARTY = {
+    "kernels": {"torch", "triton"},
     "models": {"torch", "safetensors"},
     "bench": {"torch", "rich"},
     "demo": {"torch", "rich", "matplotlib"},

@@ -68,6 +68,11 @@ def test_rope_is_a_complex_rotation(base: float, scaling: float, places: list[li
     torch.testing.assert_close(out.norm(dim=-1), x.norm(dim=-1))
 
 
+def test_rope_turns_heads_of_its_own_size_only():
+    with pytest.raises(ValueError, match="RoPE was built for head_dim=8, got heads of 4"):
+        RoPE(8).rotate(normal(1, 2, 3, 4), torch.arange(3))
+
+
 def test_rope_at_position_zero_changes_nothing():
     x = normal(1, 2, 1, 8)
     assert torch.equal(RoPE(8).rotate(x, torch.tensor([[0]])), x)
@@ -244,6 +249,19 @@ def test_each_does_one_thing_and_leaves_the_rest(position: Position):
     }
     assert {name for name, done in does.items() if done} == expected[type(position)]
     assert type(position).__name__ in repr(position)
+
+
+@pytest.mark.parametrize("position", [Sinusoidal(8), RoPE(8), LearnedPositions(8, 9)], ids=lambda p: type(p).__name__)
+def test_positions_come_in_two_shapes(position: Position):
+    """(L,) and (B or 1, L); three heads and three sequences, which (L,) must not be taken for."""
+    apply = position.rotate if isinstance(position, RoPE) else position.embed
+    x = normal(3, 3, 3, 8) if isinstance(position, RoPE) else normal(3, 3, 8)
+    places = torch.tensor([0, 2, 5])
+    for given in (places, places[None]):
+        assert torch.equal(apply(x, given), apply(x, places.expand(3, -1)))
+    for shape in ((), (2,), (2, 3), (3, 2), (3, 1), (1, 3, 3)):
+        with pytest.raises(ValueError, match=r"positions must be \(3,\), \(1, 3\) or \(3, 3\), got"):
+            apply(x, torch.zeros(shape, dtype=torch.long))
 
 
 @pytest.mark.parametrize(

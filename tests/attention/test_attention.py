@@ -1119,3 +1119,30 @@ def test_alibi_horizon(alpha: float, slope: float) -> None:
         if abs(distance - radius) > 1e-9 and abs(distance - radius) < 3:
             far = of_scores(scores, identity, **options, attn_mask=pair)[n - 1 - distance]
             assert bool(far > 0.0) is (distance <= math.ceil(radius) - 1)
+
+
+@pytest.mark.parametrize("activation", [None, "relu", "gelu"])
+@pytest.mark.parametrize("use_reentrant", [True, False])
+def test_activation_checkpointing(activation, use_reentrant):
+    leaves = [torch.randn(1, 2, 6, 4, requires_grad=True) for _ in range(3)]
+
+    def attention(query, key, value):
+        if activation is None:
+            return entmax_attention(query, key, value, is_causal=True)
+        return relu_attention(query, key, value, activation=activation)
+
+    expected = torch.autograd.grad(attention(*leaves).sum(), leaves)
+    torch.utils.checkpoint.checkpoint(attention, *leaves, use_reentrant=use_reentrant).sum().backward()
+    for leaf, grad in zip(leaves, expected, strict=True):
+        assert torch.equal(leaf.grad, grad)
+
+
+def test_saved_tensor_hooks_see_the_kept_weights():
+    query, key, value = (torch.randn(1, 2, 6, 4, requires_grad=True) for _ in range(3))
+    seen = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda x: seen.append(tuple(x.shape)) or x, lambda x: x):
+        out = entmax_attention(query, key, value)
+    assert (12, 6) in seen
+    out.sum().backward()
+    with pytest.raises(RuntimeError, match="second time"):
+        out.sum().backward()

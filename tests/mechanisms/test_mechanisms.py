@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import itertools
 import math
+import re
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,6 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+import tamis
 from oracles import entmax15_by_sorting, entmax_by_bisection, sparsemax_by_sorting
 from tamis import functional
 from tamis.mechanisms import (
@@ -342,6 +346,7 @@ def test_runs_under_autocast(name: str):
     exact = mechanism.merge(mechanism(**data))
     with torch.autocast("cpu", torch.bfloat16):
         out = mechanism.merge(mechanism(**data))
+    assert out.dtype == torch.bfloat16
     assert torch.isfinite(out).all()
     assert (out.float() - exact).norm() < 0.05 * exact.norm()
 
@@ -674,6 +679,11 @@ def test_softpick_of_small_scores_keeps_its_digits():
     torch.testing.assert_close(weights.double(), exact, atol=2e-6, rtol=2e-5)
 
 
+def test_softpick_has_no_kernel_to_insist_on():
+    with pytest.raises(RuntimeError, match="no kernel for Softpick"):
+        make("softpick")(**inputs(), backend="triton")
+
+
 def test_softpick_drops_whole_weights():
     data = inputs()
     mechanism = make("softpick")
@@ -714,7 +724,7 @@ def test_dropout_follows_the_generator(name: str):
     assert not torch.equal(first, other)
 
 
-@pytest.mark.parametrize("name", [name for name in FACTORIES if name != "softpick"])
+@every_mechanism
 def test_statistics_count_the_zeros_of_the_weights(name: str):
     mechanism, data = make(name), inputs()
     statistics = mechanism.statistics(data["query"], data["key"], hidden=data["hidden"], attn_mask=some_mask())
@@ -722,6 +732,32 @@ def test_statistics_count_the_zeros_of_the_weights(name: str):
     visible = some_mask().expand_as(weights)
     zeros = ((weights == 0.0) & visible).sum((0, 2, 3)) / visible.sum((0, 2, 3))
     torch.testing.assert_close(statistics.zero_share.float(), zeros.float(), atol=1e-6, rtol=1e-6)
+    rows = visible.any(-1)
+    support = (weights != 0.0).sum((0, 2, 3)) / rows.sum((0, 2))
+    torch.testing.assert_close(statistics.support_size, support.float(), atol=1e-6, rtol=1e-6)
+    null = (rows & (weights == 0.0).all(-1)).sum((0, 2)) / rows.sum((0, 2))
+    torch.testing.assert_close(statistics.null_share, null.float(), atol=1e-6, rtol=1e-6)
+    assert not any(getattr(statistics, field.name).requires_grad for field in dataclasses.fields(statistics))
+
+
+@every_mechanism
+@pytest.mark.parametrize(
+    ("changes", "error", "message"),
+    [
+        ({"backend": "bogus"}, ValueError, "backend must be one of auto, reference, triton"),
+        ({"dropout_p": 1.5}, ValueError, r"dropout_p must lie in \[0, 1\], got 1.5"),
+        ({"value": torch.zeros(BATCH, HEADS, KEYS - 1, HEAD_DIM)}, ValueError, "key and value must have as many"),
+        ({"value": torch.zeros(BATCH, 1, KEYS, HEAD_DIM)}, ValueError, "key and value must have as many"),
+        ({"value": torch.zeros(BATCH, HEADS, KEYS, HEAD_DIM).double()}, ValueError, "value must match query"),
+        ({"key": torch.zeros(BATCH, HEADS, KEYS, 2)}, ValueError, "one head_dim"),
+        ({"attn_mask": torch.ones(QUERIES, KEYS).long()}, TypeError, "attn_mask must be boolean"),
+        ({"window": "2"}, TypeError, "window must be"),
+        ({"bogus": 1}, TypeError, "bogus"),
+    ],
+)
+def test_a_call_that_does_not_fit_is_refused_alike(name: str, changes: dict[str, Any], error: type, message: str):
+    with pytest.raises(error, match=message):
+        make(name)(**{**inputs(), **changes})
 
 
 @every_mechanism
@@ -742,6 +778,10 @@ def test_gqa(name: str):
         (ScalableSoftmax(2, init=0.75), "s=0.750..0.750"),
         (ReLAttention(8, 2, "i", "gelu"), "variant='i'"),
         (ReLAttention(8, 2, "i", "gelu"), "activation='gelu'"),
+        (ReLAttention(8, 2, "g"), "gain=1.000..1.000, gate="),
+        (ReLAttention(8, 2, "layernorm"), "gain=1.000..1.000, offset=0.000..0.000"),
+        (ASEntmaxAttention(8, 2), "beta=0.693..0.693, gamma=0.000..0.000 at a zero input"),
+        (ASEntmaxAttention(8, 2, per_head=True, init="small"), "beta=0.050..0.050, gamma=0.000..0.000)"),
         (ASEntmaxAttention(8, 2, 1.25, 0.5), "alpha=1.25"),
         (ASEntmaxAttention(8, 2, 1.25, 0.5, init="small"), "delta=0.5, per_head=False, init='small'"),
         (SoftpickAttention(1e-3), "eps=0.001"),
@@ -756,6 +796,20 @@ def test_repr_follows_training():
     with torch.no_grad():
         mechanism.s.copy_(torch.tensor([0.5, 1.0, 2.25]))
     assert "0.500..2.250" in repr(mechanism)
+
+
+@pytest.mark.parametrize("per_head", [True, False])
+def test_repr_of_scales_and_gates_follows_training(per_head: bool):
+    mechanism = ASEntmaxAttention(8, 2, per_head=per_head)
+    beta, gamma = torch.tensor([0.25, 3.0]), torch.tensor([-1.5, 0.5])
+    with torch.no_grad():
+        mechanism.scale.bias.copy_(torch.cat([beta.expm1().log(), (gamma / 2.0).atanh()]))
+    assert "beta=0.250..3.000, gamma=-1.500..0.500" in repr(mechanism)
+    rela = ReLAttention(2, 1)
+    with torch.no_grad():
+        rela.norm.gain.copy_(torch.tensor([-0.5, 2.0]))
+        rela.norm.gate.copy_(torch.tensor([0.125, 0.25]))
+    assert "gain=-0.500..2.000, gate=0.125..0.250" in repr(rela)
 
 
 @every_mechanism
@@ -774,8 +828,33 @@ def test_repr_and_construction_on_the_meta_device(name: str):
         (lambda: EntmaxAttention(4, 0.5), r"alpha must lie in \[1, 2\]"),
         (lambda: ASEntmaxAttention(8, 4, 3.0), r"alpha must lie in \[1, 2\]"),
         (lambda: ReLAttention(10, 4), "multiple of num_heads"),
+        (lambda: EntmaxAttention(4, None), "alpha must be"),
+        (lambda: EntmaxAttention(4, True), "alpha must be"),
+        (lambda: EntmaxAttention(4, torch.tensor([1.0, 1.5, 2.0])), r"one per head, \(4,\).*got shape \(3,\)"),
+        (lambda: EntmaxAttention(4, LearnedAlpha(1)), r"one per head, \(4,\).*got shape \(1,\)"),
+        (lambda: EntmaxAttention(4, LearnedAlpha((3, 1, 1))), r"got shape \(3, 1, 1\)"),
+        (lambda: EntmaxAttention(4, torch.full((4, 5), 1.5)), r"got shape \(4, 5\)"),
+        (lambda: EntmaxAttention(4, torch.full((1, 1, 4, 1, 1), 1.5)), "got shape"),
+        (lambda: EntmaxAttention(4, torch.tensor([1.0, 1.5, 2.0, 2.1])), r"alpha must lie in \[1, 2\].*1 to 2.1"),
+        (lambda: EntmaxAttention(2, nn.Parameter(torch.tensor([0.9, 1.5]))), r"\[1, 2\].*0.9 to 1.5"),
+        (lambda: EntmaxAttention(2, torch.tensor([math.nan, 1.5])), r"alpha must lie in \[1, 2\]"),
+        (lambda: EntmaxAttention(2, LearnedAlpha(2, 0.5, 3.0)), r"alpha must lie in \[1, 2\].*0.5 to 3"),
+        *(
+            (lambda make=make, heads=heads: make(heads), rf"num_heads must be .* at least 1, got {heads}")
+            for heads in (0, -2)
+            for make in (
+                EntmaxAttention,
+                ScalableSoftmax,
+                lambda heads: ReLAttention(8, heads),
+                lambda heads: ASEntmaxAttention(8, heads),
+                lambda heads: build_mechanism("softmax", 8, heads),
+            )
+        ),
         (lambda: ReLAttention(8, 4, "gated"), "variant must be one of"),
-        (lambda: ReLAttention(8, 4, "g", "rellu"), "relu"),
+        (lambda: ReLAttention(8, 4, "layer_norm"), "did you mean 'layernorm'"),
+        (lambda: ReLAttention(8, 4, "g", "rellu"), "did you mean 'relu'"),
+        (lambda: ReLAttention(8, 4, "g", "squaredrelu"), "did you mean 'squared_relu'"),
+        (lambda: ASEntmaxAttention(8, 4, init="smal"), "did you mean 'small'"),
         (lambda: ASEntmaxAttention(8, 4, init="tiny"), "init must be one of"),
         (lambda: ASEntmaxAttention(8, 4, scaled_heads=torch.ones(4)), "booleans"),
         (lambda: ASEntmaxAttention(8, 4, scaled_heads=torch.ones(3, dtype=torch.bool)), "scaled_heads"),
@@ -786,6 +865,77 @@ def test_repr_and_construction_on_the_meta_device(name: str):
 def test_bad_arguments_are_refused_at_once(construct: Callable[[], Any], message: str):
     with pytest.raises(ValueError, match=message):
         construct()
+
+
+@pytest.mark.parametrize(
+    "alpha", [torch.tensor(1.5), torch.full((1, 1, 1), 1.5), torch.full((4, 1, 1), 1.5), torch.full((4,), 1.5)]
+)
+def test_alphas_of_every_shape_that_attention_takes(alpha: Tensor):
+    data = inputs()
+    expected = EntmaxAttention(HEADS, 1.5)(**data)
+    torch.testing.assert_close(EntmaxAttention(HEADS, alpha)(**data), expected, atol=1e-6, rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("mechanism", "message"),
+    [
+        (EntmaxAttention(1), "EntmaxAttention was built for num_heads=1, but the layer has 4"),
+        (EntmaxAttention(8, 1.5), "EntmaxAttention was built for num_heads=8, but the layer has 4"),
+        (ScalableSoftmax(2), "ScalableSoftmax was built for num_heads=2, but the layer has 4"),
+        (ReLAttention(EMBED, 2), "ReLAttention was built for num_heads=2, but the layer has 4"),
+        (ReLAttention(48, HEADS), r"embed_dim=48, but the heads of the layer have 4 \* 6 channels together"),
+        (ASEntmaxAttention(EMBED, 2), "ASEntmaxAttention was built for num_heads=2, but the layer has 4"),
+        (ASSMaxAttention(48, HEADS), "ASSMaxAttention was built for embed_dim=48, but the input of the layer has 24"),
+    ],
+)
+def test_a_layer_refuses_a_mechanism_of_other_sizes(mechanism: Mechanism, message: str):
+    with pytest.raises(ValueError, match=message):
+        Attention(EMBED, HEADS, mechanism=mechanism)
+
+
+def test_sizes_that_do_not_matter_are_not_compared():
+    Attention(EMBED, HEADS, mechanism=ASEntmaxAttention(48, HEADS, per_head=True))
+    Attention(EMBED, HEADS, mechanism=ReLAttention(12, HEADS), head_dim=3)
+    assert build_mechanism("rela", EMBED, HEADS, head_dim=3).embed_dim == 12
+    assert build_mechanism("asentmax", EMBED, HEADS, head_dim=3).scale.weight.shape[1] == EMBED
+
+
+def documented() -> type[Mechanism]:
+    """The mechanism that docs/attention.md shows readers how to write."""
+    text = (Path(__file__).parents[2] / "docs" / "attention.md").read_text()
+    block = next(block for block in re.findall(r"^```python\n(.*?)^```", text, re.S | re.M) if "(Mechanism)" in block)
+    assert len(block.splitlines()) <= 24
+    namespace: dict[str, Any] = {"torch": torch, "tamis": tamis}
+    exec(block, namespace)
+    return namespace["SharperWithLength"]
+
+
+@pytest.mark.parametrize(
+    ("options", "count"),
+    [
+        ({}, [9] * 5),
+        ({"is_causal": True}, [5, 6, 7, 8, 9]),
+        ({"window": (2, 0)}, [3] * 5),
+        ({"key_lengths": torch.tensor([4, 4])}, [4] * 5),
+        ({"attn_mask": torch.arange(KEYS) < 6, "is_causal": True}, [5, 6, 6, 6, 6]),
+        ({"is_causal": True, "query_positions": torch.tensor([0, 1, 2, 3, 8])}, [1, 2, 3, 4, 9]),
+        ({"scale": 0.5, "dropout_p": 0.0, "backend": "reference", "alibi_slopes": torch.zeros(HEADS)}, [9] * 5),
+    ],
+)
+@pytest.mark.parametrize("key_heads", [HEADS, 2, 1])
+def test_the_documented_mechanism_is_right_under_every_option(
+    options: dict[str, Any], count: list[int], key_heads: int
+):
+    mechanism, data = documented()(HEADS), inputs(torch.float64)
+    with torch.no_grad():
+        mechanism.rate.copy_(torch.tensor([0.0, 0.2, 0.5, 1.0]))
+    data["key"], data["value"] = data["key"][:, :key_heads], data["value"][:, :key_heads]
+    out = mechanism(**data, **options, enable_gqa=key_heads != HEADS)
+    factor = torch.tensor(count).double() ** mechanism.rate.detach().double()[:, None]
+    expected = functional.entmax_attention(
+        data["query"] * factor[..., None], data["key"], data["value"], **options, enable_gqa=key_heads != HEADS
+    )
+    torch.testing.assert_close(out, expected, atol=1e-6, rtol=1e-6)
 
 
 def test_a_mechanism_without_settings_says_so():

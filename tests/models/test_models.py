@@ -196,6 +196,11 @@ def test_explicit_positions_are_the_default_ones_when_equal(position: str):
     model, x = causal_lm(position=position), tokens(2, 6)
     assert torch.equal(model(x, positions=torch.arange(6)[None]), model(x))
     assert torch.equal(model(x, positions=torch.arange(6).expand(2, -1)), model(x))
+    assert torch.equal(model(x, positions=torch.arange(6)), model(x))
+    square = tokens(2, 4)  # as many tokens as heads
+    assert torch.equal(model(square, positions=torch.arange(4)), model(square))
+    with pytest.raises(ValueError, match="positions must be"):
+        model(x, positions=torch.arange(5))
 
 
 # ---------------------------------------------------------------------------------------------------------------
@@ -261,11 +266,55 @@ def test_a_cache_of_another_depth_is_refused(layers: int):
         causal_lm()(tokens(1, 2), cache=ModelCache(layers))
 
 
-def test_a_cache_of_another_width_is_refused():
-    cache = ModelCache(2)
-    causal_lm(embed_dim=32)(tokens(1, 2), cache=cache)
-    with pytest.raises(ValueError, match="another model"):
-        causal_lm()(tokens(1, 2), cache=cache)
+@pytest.mark.parametrize("padded", [True, False])
+@pytest.mark.parametrize("foreign", ["width", "batch", "dtype"])
+@pytest.mark.parametrize("new_mask", [True, False])
+def test_a_cache_that_does_not_fit_is_refused_and_left_whole(padded: bool, foreign: str, new_mask: bool):
+    """Its owner goes on with it as if nothing had happened."""
+    owner, x, cache = causal_lm(embed_dim=32), tokens(2, 6), ModelCache(2)
+    mask = torch.arange(3) >= torch.tensor([[0], [2]]) if padded else None
+    other = {"width": causal_lm(), "batch": owner, "dtype": causal_lm(embed_dim=32).double()}[foreign]
+    batch = 3 if foreign == "batch" else 2
+    with torch.no_grad():
+        owner(x[:, :3], mask, cache=cache)
+        with pytest.raises(ValueError, match="another model"):
+            other(tokens(batch, 1), torch.ones(batch, 1, dtype=torch.bool) if new_mask else None, cache=cache)
+        assert cache.length == 3
+        assert cache.mask is mask or torch.equal(cache.mask, mask)
+        whole = None if mask is None else F.pad(mask, (0, 3), value=True)
+        torch.testing.assert_close(owner(x[:, 3:], cache=cache), owner(x, whole)[:, 3:], **CLOSE)
+
+
+def test_a_decoder_refuses_the_cache_of_another_and_leaves_it_whole():
+    owner, other, cache = seq2seq(embed_dim=32), seq2seq(), ModelCache(2)
+    source, target = tokens(2, 5), tokens(2, 4, 1)
+    mask = torch.ones(2, 2, dtype=torch.bool)
+    with torch.no_grad():
+        memory = owner.encode(source)
+        owner.decode(target[:, :2], memory, cache=cache)
+        with pytest.raises(ValueError, match="another model"):
+            other.decode(target[:, 2:], other.encode(source), cache=cache, target_mask=mask)
+        assert cache.mask is None
+        out = owner.decode(target[:, 2:], memory, cache=cache)
+        torch.testing.assert_close(out, owner(source, target)[:, 2:], **CLOSE)
+
+
+@pytest.mark.parametrize("shape", [(2, 3), (1, 2), (2,)])
+def test_a_mask_that_does_not_cover_the_new_tokens_is_refused(shape: tuple[int, ...]):
+    model, cache = causal_lm(), ModelCache(2)
+    model(tokens(2, 3), cache=cache)
+    with pytest.raises(ValueError, match=r"mask must be boolean and cover the new tokens, \(2, 2\)"):
+        model(tokens(2, 2), torch.ones(shape, dtype=torch.bool), cache=cache)
+
+
+def test_cached_steps_of_a_model_can_be_differentiated():
+    model, x, cache = causal_lm(), tokens(2, 5), ModelCache(2)
+    out = torch.cat([model(part, cache=cache) for part in x.split([2, 1, 2], 1)], 1)
+    learned = list(model.parameters())
+    gradients = torch.autograd.grad(out.square().sum(), learned)
+    expected = torch.autograd.grad(model(x).square().sum(), learned)
+    for a, b in zip(gradients, expected, strict=True):
+        torch.testing.assert_close(a, b, atol=1e-4, rtol=1e-3)
 
 
 # ---------------------------------------------------------------------------------------------------------------
@@ -429,6 +478,8 @@ def test_the_state_is_the_parameters_and_nothing_else(mechanism: str, position: 
         ({"attention_dropout": -0.1}, "dropout"),
         ({"position": "nape", "num_heads": 1}, "NAPE"),
         ({"mechanism": "sparsmax"}, "did you mean 'sparsemax'"),
+        ({"mechanism": None}, r"mechanism: a mechanism is given by its name .*got None"),
+        ({"mechanism": {"alpha": 1.5}}, r"mechanism: a mechanism is given by its name"),
         ({"mechanism": {"name": "entmax", "alpha": 3.0}}, "alpha"),
         ({"mechanism": {"name": "rela", "activation": "rellu"}}, "relu"),
     ],

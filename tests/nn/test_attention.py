@@ -177,6 +177,13 @@ def test_head_dim_and_memory_dim_and_bias():
     ("options", "message"),
     [
         ({"num_heads": 3}, "embed_dim must be a multiple"),
+        ({"num_heads": 0}, "num_heads must be .* at least 1, got 0"),
+        ({"num_heads": -4}, "num_heads must be .* at least 1, got -4"),
+        ({"num_heads": 0, "head_dim": 4}, "num_heads must be .* at least 1, got 0"),
+        ({"num_heads": 4.0}, "num_heads must be an int"),
+        ({"position": RoPE(8)}, "RoPE was built for head_dim=8, got heads of 4"),
+        ({"position": ALiBi(8)}, "ALiBi was built for num_heads=8, but the layer has 4"),
+        ({"position": NAPE(2)}, "NAPE was built for num_heads=2, but the layer has 4"),
         ({"num_kv_heads": 3}, "multiple of num_kv_heads"),
         ({"num_kv_heads": 0}, "num_kv_heads"),
         ({"num_kv_heads": 8}, "num_kv_heads"),
@@ -187,6 +194,35 @@ def test_head_dim_and_memory_dim_and_bias():
 def test_bad_sizes(options: dict[str, Any], message: str):
     with pytest.raises(ValueError, match=message):
         Attention(EMBED, **{"num_heads": HEADS, **options})
+
+
+@pytest.mark.parametrize("mechanism", ["entmax", {"name": "entmax"}, EntmaxAttention], ids=["name", "table", "class"])
+def test_a_mechanism_that_is_none_is_refused_with_the_way_to_build_one(mechanism: Any):
+    with pytest.raises(TypeError, match=r"EntmaxAttention\(4\).*build_mechanism\(\"entmax\", 16, 4\)"):
+        Attention(EMBED, HEADS, mechanism=mechanism)
+
+
+@every_position
+@pytest.mark.parametrize("length", [HEADS, LENGTH])
+def test_positions_of_one_dim_are_those_of_every_sequence(where: str, length: int):
+    """With as many tokens as heads, (L,) would broadcast against the heads."""
+    layer, x = layer_of("entmax", where), normal(BATCH, length, EMBED)
+    positions = torch.arange(length) * 3
+    expected = layer(x, positions=positions.expand(BATCH, -1), is_causal=True)
+    for given in (positions, positions[None]):
+        torch.testing.assert_close(layer(x, positions=given, is_causal=True), expected, **CLOSE)
+    cache, parts = AttentionCache(), []
+    with torch.no_grad():
+        for i in range(length):
+            parts.append(layer(x[:, i : i + 1], positions=positions[i : i + 1], is_causal=True, cache=cache))
+    torch.testing.assert_close(torch.cat(parts, 1), expected, **CLOSE)
+
+
+@every_position
+@pytest.mark.parametrize("shape", [(), (1,), (LENGTH + 1,), (3, LENGTH), (BATCH, 1), (BATCH, HEADS, LENGTH)])
+def test_positions_of_another_shape_are_refused(where: str, shape: tuple[int, ...]):
+    with pytest.raises(ValueError, match=r"positions must be \(9,\), \(1, 9\) or \(2, 9\), got"):
+        layer_of("entmax", where)(normal(BATCH, LENGTH, EMBED), positions=torch.zeros(shape, dtype=torch.long))
 
 
 def test_options_reach_the_mechanism():
@@ -355,16 +391,58 @@ def test_a_cache_of_another_model_is_refused_and_left_whole(other: Tensor):
 def test_a_layer_refuses_the_cache_of_another(cross: bool):
     layer, cache, x = layer_of(), AttentionCache(), normal(BATCH, 3, EMBED)
     other = Attention(EMBED, HEADS, head_dim=6)
-    memory = x if cross else None
-    other(x, memory, cache=cache)
-    with pytest.raises(ValueError, match=r"cache|head_dim"):
-        layer(x, memory, cache=cache)
+    other(x, x if cross else None, cache=cache, positions=torch.arange(3))
+    before = [held.clone() for held in cache.contents()]
+    for inputs in (x, normal(BATCH + 1, 3, EMBED)):
+        memory = inputs if cross else None
+        with pytest.raises(ValueError, match=r"this cache holds keys .*is it another model's\?"):
+            layer(inputs, memory, cache=cache, positions=torch.arange(3))
+    assert cache.length == 3
+    assert all(torch.equal(held, kept) for held, kept in zip(cache.contents(), before, strict=True))
+    assert cache.positions is None if cross else torch.equal(cache.positions, torch.arange(3)[None])
 
 
 def test_the_cache_grows_without_copies_at_every_step():
     cache, pointers = AttentionCache(), set()
-    for _ in range(200):
-        key, _ = cache.append(normal(1, 1, 1, 4), normal(1, 1, 1, 4))
-        pointers.add(key.data_ptr())
+    with torch.no_grad():
+        for _ in range(200):
+            key, _ = cache.append(normal(1, 1, 1, 4), normal(1, 1, 1, 4))
+            pointers.add(key.data_ptr())
     assert cache.length == 200
     assert len(pointers) <= 6
+
+
+@every_mechanism
+@pytest.mark.parametrize("frozen", [(), ("k_proj", "v_proj"), ("q_proj", "k_proj", "v_proj", "out_proj")])
+def test_cached_steps_can_be_differentiated(name: str, frozen: tuple[str, ...]):
+    """Attention keeps its keys for the backward pass, also frozen ones: later steps must not write into them."""
+    layer, x = layer_of(name, "rope"), normal(BATCH, LENGTH, EMBED)
+    for part in frozen:
+        getattr(layer, part).requires_grad_(False)
+    learned = [p for p in layer.parameters() if p.requires_grad] or [x.requires_grad_()]
+    cotangent, cache = normal(BATCH, LENGTH, EMBED, seed=5), AttentionCache()
+    out = torch.cat([layer(part, is_causal=True, cache=cache) for part in x.split([4, 1, 2, 2], 1)], 1)
+    gradients = torch.autograd.grad((out * cotangent).sum(), learned)
+    expected = torch.autograd.grad((layer(x, is_causal=True) * cotangent).sum(), learned)
+    for a, b in zip(gradients, expected, strict=True):
+        torch.testing.assert_close(a, b, atol=1e-4, rtol=1e-4)
+
+
+def test_cached_cross_attention_can_be_differentiated():
+    layer, x, memory = layer_of(), normal(BATCH, 4, EMBED), normal(BATCH, 6, EMBED, seed=1).requires_grad_()
+    cache = AttentionCache()
+    out = torch.cat([layer(part, memory, cache=cache) for part in x.split(1, 1)], 1)
+    (gradient,) = torch.autograd.grad(out.square().sum(), memory)
+    (expected,) = torch.autograd.grad(layer(x, memory).square().sum(), memory)
+    torch.testing.assert_close(gradient, expected, atol=1e-5, rtol=1e-4)
+
+
+def test_steps_with_and_without_gradients_may_alternate():
+    layer, x, cache, parts = layer_of("entmax", "rope"), normal(BATCH, LENGTH, EMBED), AttentionCache(), []
+    for number, part in enumerate(x.split(1, 1)):
+        with torch.set_grad_enabled(number % 3 != 0):
+            parts.append(layer(part, is_causal=True, cache=cache))
+    out = torch.cat(parts, 1)
+    torch.testing.assert_close(out, layer(x, is_causal=True), **CLOSE)
+    out.sum().backward()
+    assert all(torch.isfinite(p.grad).all() for p in layer.parameters())

@@ -11,7 +11,14 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from tamis.mechanisms import ASEntmaxAttention, EntmaxAttention, Mechanism, ReLAttention, SoftmaxAttention
+from tamis.mechanisms import (
+    ASEntmaxAttention,
+    EntmaxAttention,
+    Mechanism,
+    ReLAttention,
+    SoftmaxAttention,
+    SoftpickAttention,
+)
 from tamis.nn import MultiheadAttention
 
 EMBED, HEADS, BATCH, QUERIES, KEYS = 16, 4, 3, 5, 7
@@ -118,6 +125,53 @@ def test_a_three_dimensional_mask_of_an_unbatched_input(kind: str):
         torch.testing.assert_close(a, b, **TOLERANCE)
 
 
+@pytest.mark.parametrize("kind", ["int64", "uint8", "list"])
+@pytest.mark.parametrize("wrong", ["attn_mask", "key_padding_mask"])
+@pytest.mark.parametrize("beside", ["none", "bool", "float"])
+def test_a_mask_that_is_neither_boolean_nor_float_is_refused(kind: str, wrong: str, beside: str):
+    """Also beside a mask that is right: added to it, integers would let padding through."""
+    _, ours = pair()
+    masks = {"attn_mask": mask_of("bool-2"), "key_padding_mask": mask_of("bool-p")}
+    other = "attn_mask" if wrong == "key_padding_mask" else "key_padding_mask"
+    masks[wrong] = masks[wrong].tolist() if kind == "list" else masks[wrong].to(getattr(torch, kind))
+    masks[other] = {"none": None, "bool": masks[other], "float": masks[other].float()}[beside]
+    with pytest.raises(TypeError, match=rf"{wrong} must be boolean \(True = forbidden\).*got .*{kind}"):
+        ours(normal(BATCH, QUERIES, EMBED), normal(BATCH, KEYS, EMBED), normal(BATCH, KEYS, EMBED), **masks)
+
+
+@pytest.mark.parametrize("batched", [True, False])
+@pytest.mark.parametrize(
+    ("name", "shape"),
+    [
+        ("attn_mask", (KEYS,)),
+        ("attn_mask", (1, KEYS)),
+        ("attn_mask", (QUERIES, 1)),
+        ("attn_mask", (KEYS, QUERIES)),
+        ("attn_mask", (1, QUERIES, KEYS)),
+        ("attn_mask", (BATCH, QUERIES, KEYS)),
+        ("attn_mask", (BATCH, HEADS, QUERIES, KEYS)),
+        ("key_padding_mask", (1, 1)),
+        ("key_padding_mask", (1, KEYS)),
+        ("key_padding_mask", (BATCH, 1)),
+        ("key_padding_mask", (BATCH, QUERIES)),
+        ("key_padding_mask", (BATCH, 1, KEYS)),
+    ],
+)
+@pytest.mark.parametrize("dtype", [torch.bool, torch.float32])
+def test_mask_shapes_that_torch_refuses_are_refused(
+    name: str, shape: tuple[int, ...], dtype: torch.dtype, batched: bool
+):
+    theirs, ours = pair()
+    lead = (BATCH,) if batched else ()
+    inputs = [normal(*lead, length, EMBED) for length in (QUERIES, KEYS, KEYS)]
+    mask = torch.zeros(shape, dtype=dtype)
+    with pytest.raises((AssertionError, RuntimeError)):
+        theirs(*inputs, **{name: mask})
+    for need_weights in (True, False):
+        with pytest.raises(ValueError, match=rf"{name} must be of shape .*{KEYS},?\).*got"):
+            ours(*inputs, need_weights=need_weights, **{name: mask})
+
+
 def test_dropout_of_weights_in_training_only():
     torch.manual_seed(0)
     ours = MultiheadAttention(EMBED, HEADS, dropout=0.5)
@@ -128,6 +182,49 @@ def test_dropout_of_weights_in_training_only():
     assert not torch.equal(ours(x, x, x)[0], ours(x, x, x)[0])
 
 
+@pytest.mark.parametrize("average", [True, False])
+def test_weights_in_training_are_the_dropped_ones(average: bool):
+    """As torch's, to the same random numbers: a user who plots them sees what the output was made of."""
+    theirs, ours = pair(dropout=0.5)
+    x = normal(BATCH, QUERIES, EMBED)
+    results = []
+    for module in (theirs, ours):
+        torch.manual_seed(1)
+        results.append(module(x, x, x, average_attn_weights=average))
+    for a, b in zip(*results, strict=True):
+        torch.testing.assert_close(a, b, **TOLERANCE)
+    if not average:
+        assert 0.3 < (results[1][1] == 0.0).float().mean() < 0.7
+
+
+@pytest.mark.parametrize("name", ["softmax", "entmax", "rela", "softpick"])
+@pytest.mark.parametrize("average", [True, False])
+def test_dtypes_under_autocast_are_those_of_torch(name: str, average: bool):
+    theirs, _ = pair()
+    ours, x = MultiheadAttention(EMBED, HEADS, mechanism=MECHANISMS[name]()), normal(BATCH, QUERIES, EMBED)
+    with torch.autocast("cpu", torch.bfloat16):
+        expected, got = (m(x, x, x, average_attn_weights=average) for m in (theirs, ours))
+        assert ours(x, x, x, need_weights=False)[0].dtype == theirs(x, x, x, need_weights=False)[0].dtype
+    assert [y.dtype for y in got] == [y.dtype for y in expected]
+
+
+@pytest.mark.parametrize("mechanism", ["entmax", "rela", "softpick", "asentmax"])
+def test_asking_for_weights_does_not_change_the_output(mechanism: str):
+    torch.manual_seed(0)
+    ours = MultiheadAttention(EMBED, HEADS, mechanism=MECHANISMS[mechanism]()).eval()
+    query, key = normal(BATCH, QUERIES, EMBED), normal(BATCH, KEYS, EMBED, seed=1)
+    masks = {"attn_mask": mask_of("bool-3"), "key_padding_mask": mask_of("bool-p")}
+    with_weights, without = (ours(query, key, key, need_weights=need, **masks)[0] for need in (True, False))
+    torch.testing.assert_close(with_weights, without, **TOLERANCE)
+
+
+def test_attributes_are_those_of_torch():
+    theirs, ours = pair()
+    names = [name for name in vars(theirs) if not name.startswith("_")]
+    assert {"embed_dim", "num_heads", "bias_k", "bias_v", "add_zero_attn"} <= {*names}
+    assert {name: getattr(ours, name) for name in names} == {name: getattr(theirs, name) for name in names}
+
+
 MECHANISMS: dict[str, Any] = {
     "softmax": SoftmaxAttention,
     "entmax": lambda: EntmaxAttention(HEADS),
@@ -135,6 +232,7 @@ MECHANISMS: dict[str, Any] = {
     "rela": lambda: ReLAttention(EMBED, HEADS),
     "rela-gelu": lambda: ReLAttention(EMBED, HEADS, "none", "gelu"),
     "asentmax": lambda: ASEntmaxAttention(EMBED, HEADS),
+    "softpick": SoftpickAttention,
 }
 
 
@@ -180,6 +278,18 @@ def test_unsupported_options_raise(option: str):
 def test_bad_sizes_raise():
     with pytest.raises(ValueError, match="multiple"):
         MultiheadAttention(10, 4)
+    for heads in (0, -4):
+        with pytest.raises(ValueError, match=f"num_heads must be .* at least 1, got {heads}"):
+            MultiheadAttention(16, heads)
+
+
+def test_a_mechanism_that_does_not_fit_is_refused():
+    with pytest.raises(TypeError, match=r"build_mechanism\(\"entmax\", 16, 4\)"):
+        MultiheadAttention(EMBED, HEADS, mechanism="entmax")
+    with pytest.raises(ValueError, match=r"EntmaxAttention was built for num_heads=1, but the layer has 4"):
+        MultiheadAttention(EMBED, HEADS, mechanism=EntmaxAttention(1))
+    with pytest.raises(ValueError, match=r"ReLAttention was built for embed_dim=32"):
+        MultiheadAttention(EMBED, HEADS, mechanism=ReLAttention(32, HEADS))
 
 
 def test_device_and_dtype():

@@ -9,7 +9,7 @@ from typing import TypedDict
 import torch
 from torch import Tensor
 
-from tamis.attention.masks import Visibility, default_positions, packed_positions, segments_of
+from tamis.attention.masks import Visibility
 from tamis.transforms.solver import compute_dtype
 
 Window = int | tuple[int | None, int | None]
@@ -66,32 +66,24 @@ def check_call(
     _check_shapes(query, key, value, enable_gqa)
     batch, heads, num_queries = query.shape[:3]
     num_keys = key.shape[2]
-    device = query.device
-    segments: tuple[Tensor | None, Tensor | None] = (None, None)
     packed = cu_seqlens_q is not None or cu_seqlens_k is not None
-    if packed:
-        if key_lengths is not None:
-            raise ValueError("key_lengths and cu_seqlens exclude each other: packed sequences have no padding")
-        segments, defaults = _packed(cu_seqlens_q, cu_seqlens_k, batch, num_queries, num_keys)
-    else:
-        defaults = default_positions(num_queries, num_keys, device)
-    if key_positions is not None and query_positions is None and num_queries != num_keys:
-        raise ValueError("key_positions without query_positions is only defined for as many queries as keys")
+    if packed and key_lengths is not None:
+        raise ValueError("key_lengths and cu_seqlens exclude each other: packed sequences have no padding")
     if key_positions is not None and query_positions is None:
+        if num_queries != num_keys:
+            raise ValueError("key_positions without query_positions is only defined for as many queries as keys")
         query_positions = key_positions
-    if query_positions is not None and key_positions is None and not packed:
-        defaults = (defaults[0], torch.arange(num_keys, device=device)[None])
     visibility = Visibility(
         num_queries=num_queries,
         num_keys=num_keys,
-        query_positions=_positions("query_positions", query_positions, batch, num_queries, defaults[0]),
-        key_positions=_positions("key_positions", key_positions, batch, num_keys, defaults[1]),
+        device=query.device,
+        query_positions=_positions("query_positions", query_positions, batch, num_queries),
+        key_positions=_positions("key_positions", key_positions, batch, num_keys),
         is_causal=bool(is_causal),
         window=_window(window),
         attn_mask=_mask(attn_mask, (batch, heads, num_queries, num_keys)),
         key_lengths=_lengths(key_lengths, batch, num_keys),
-        query_segments=segments[0],
-        key_segments=segments[1],
+        cu_seqlens=_packed(cu_seqlens_q, cu_seqlens_k, batch, num_queries, num_keys) if packed else None,
         alibi_slopes=_slopes(alibi_slopes, batch, heads, compute_dtype(query.dtype)),
     )
     if scale is not None and not math.isfinite(scale):
@@ -177,9 +169,9 @@ def _integers(name: str, x: Tensor) -> Tensor:
     return x.long()
 
 
-def _positions(name: str, positions: Tensor | None, batch: int, length: int, default: Tensor) -> Tensor:
+def _positions(name: str, positions: Tensor | None, batch: int, length: int) -> Tensor | None:
     if positions is None:
-        return default
+        return None
     given = _integers(name, positions)
     rows = given[None] if given.ndim == 1 else given
     if rows.ndim != 2 or not (rows.shape[0] == 1 or rows.shape[0] == batch) or rows.shape[1] != length:
@@ -212,8 +204,7 @@ def _slopes(slopes: Tensor | None, batch: int, heads: int, dtype: torch.dtype) -
 
 def _packed(
     cu_q: Tensor | None, cu_k: Tensor | None, batch: int, num_queries: int, num_keys: int
-) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
-    """Segments and default positions of packed sequences."""
+) -> tuple[Tensor, Tensor]:
     if cu_q is None or batch != 1:
         raise ValueError("packed sequences need cu_seqlens_q and inputs of shape (1, heads, tokens, head_dim)")
     cu_k = cu_q if cu_k is None else cu_k
@@ -226,5 +217,4 @@ def _packed(
     for name, ends, total in (("cu_seqlens_q", cu_q, num_queries), ("cu_seqlens_k", cu_k, num_keys)):
         if values_known(ends) and not (ends[0] == 0 and bool((ends.diff() >= 0).all()) and ends[-1] <= total):
             raise ValueError(f"{name} must rise from 0 to at most {total}, the number of tokens, got {ends.tolist()}")
-    queries, keys = segments_of(cu_q, num_queries, missing=-1), segments_of(cu_k, num_keys, missing=-2)
-    return (queries[0], keys[0]), (packed_positions(cu_q, cu_k, queries)[None], keys[1][None])
+    return cu_q, cu_k

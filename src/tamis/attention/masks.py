@@ -14,10 +14,11 @@ class Visibility:
 
     num_queries: int
     num_keys: int
-    query_positions: Tensor
-    """(B or 1, Lq), integers."""
-    key_positions: Tensor
-    """(B or 1, Lk), integers."""
+    device: torch.device
+    query_positions: Tensor | None = None
+    """(B or 1, Lq), integers.  None: the last query, of each packed sequence, sits on its last key."""
+    key_positions: Tensor | None = None
+    """(B or 1, Lk), integers.  None: counted from the first key, of each packed sequence."""
     is_causal: bool = False
     """A key is visible if its position is not after the query's."""
     window: tuple[int, int] | None = None
@@ -26,17 +27,15 @@ class Visibility:
     """4-D; boolean (True = attend) or additive."""
     key_lengths: Tensor | None = None
     """(B,): keys from this index on are padding."""
-    query_segments: Tensor | None = None
-    """(Lq,): the packed sequence that a query belongs to; negative = none."""
-    key_segments: Tensor | None = None
-    """(Lk,)"""
+    cu_seqlens: tuple[Tensor, Tensor] | None = None
+    """(sequences + 1,) for queries and for keys: where packed sequences, which see only themselves, begin."""
     alibi_slopes: Tensor | None = None
     """(B or 1, H): bias -slope * |distance|."""
 
     @property
     def is_trivial(self) -> bool:
         """Every query sees every key, without a bias."""
-        masks = (self.attn_mask, self.key_lengths, self.query_segments, self.alibi_slopes, self.window)
+        masks = (self.attn_mask, self.key_lengths, self.cu_seqlens, self.alibi_slopes, self.window)
         return not self.is_causal and all(part is None for part in masks)
 
     @property
@@ -45,7 +44,8 @@ class Visibility:
         mask = self.attn_mask
         if self.key_lengths is not None or self.alibi_slopes is not None:
             return False
-        return self.query_positions.shape[0] == self.key_positions.shape[0] == 1 and (
+        positions = (self.query_positions, self.key_positions)
+        return all(x is None or x.shape[0] == 1 for x in positions) and (
             mask is None or mask.shape[0] == mask.shape[1] == 1
         )
 
@@ -66,9 +66,10 @@ class Visibility:
             if self.alibi_slopes is not None:
                 slopes = take(take(self.alibi_slopes, 0, batches), 1, heads)
                 bias = -slopes[:, :, None, None] * ahead.abs().to(slopes.dtype)
-        if self.query_segments is not None and self.key_segments is not None:
-            segments = self.query_segments[queries, None]
-            keep = _both(keep, ((segments == self.key_segments) & (segments >= 0))[None, None])
+        if self.cu_seqlens is not None:
+            segments = segments_of(self.cu_seqlens[0], self.num_queries)[0][queries, None]
+            own = segments == segments_of(self.cu_seqlens[1], self.num_keys)[0]
+            keep = _both(keep, (own & (segments >= 0))[None, None])
         if self.key_lengths is not None:
             index = torch.arange(self.num_keys, device=self.key_lengths.device)
             keep = _both(keep, index < take(self.key_lengths, 0, batches)[:, None, None, None])
@@ -82,8 +83,25 @@ class Visibility:
 
     def _ahead(self, batches: slice, queries: slice) -> Tensor:
         """Key position minus query position, (B or 1, 1, queries, Lk)."""
-        keys = take(self.key_positions, 0, batches)[:, None, None, :]
-        return keys - take(self.query_positions, 0, batches)[:, None, queries, None]
+        query_positions, key_positions = self.positions()
+        keys = take(key_positions, 0, batches)[:, None, None, :]
+        return keys - take(query_positions, 0, batches)[:, None, queries, None]
+
+    def positions(self) -> tuple[Tensor, Tensor]:
+        """Those of queries (B or 1, Lq) and keys (B or 1, Lk), given or by default."""
+        queries, keys = self.query_positions, self.key_positions
+        if self.cu_seqlens is not None:
+            cu_q, cu_k = self.cu_seqlens
+            if queries is None:
+                segment, index = segments_of(cu_q, self.num_queries)
+                queries = (index + (cu_k.diff() - cu_q.diff())[segment.clamp(min=0)])[None]
+            if keys is None:
+                keys = segments_of(cu_k, self.num_keys)[1][None]
+        if queries is None:
+            queries = torch.arange(self.num_keys - self.num_queries, self.num_keys, device=self.device)[None]
+        if keys is None:
+            keys = torch.arange(self.num_keys, device=self.device)[None]
+        return queries, keys
 
     def distances(self, batches: slice, queries: slice) -> Tensor:
         """|key position - query position|, (B or 1, 1, queries, Lk)."""
@@ -91,7 +109,7 @@ class Visibility:
 
     def counts(self, rows_per_block: int = 1024) -> Tensor:
         """How many keys each query sees, (B or 1, H or 1, Lq).  An additive mask hides a key where it is -inf."""
-        device = self.key_positions.device
+        device = self.device
         everything = slice(None)
         if self.is_trivial:
             return torch.full((1, 1, self.num_queries), self.num_keys, device=device)
@@ -122,26 +140,9 @@ def take(x: Tensor, dim: int, index: slice) -> Tensor:
     return x[(slice(None),) * dim + (index,)]
 
 
-def default_positions(num_queries: int, num_keys: int, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Positions (1, Lq) and (1, Lk) under which the last query sits on the last key."""
-    keys = torch.arange(num_keys, device=device)
-    queries = torch.arange(num_queries, device=device) + (num_keys - num_queries)
-    return queries[None], keys[None]
-
-
-def segments_of(cu_seqlens: Tensor, total: int, *, missing: int) -> tuple[Tensor, Tensor]:
-    """The segment of each packed token and its index within it, (total,).  Tokens past the end get `missing`."""
+def segments_of(cu_seqlens: Tensor, total: int) -> tuple[Tensor, Tensor]:
+    """The segment of each packed token and its index within it, (total,).  Tokens past the end have segment -1."""
     index = torch.arange(total, device=cu_seqlens.device)
     segment = torch.searchsorted(cu_seqlens, index, right=True) - 1
-    inside = index < cu_seqlens[-1]
     start = cu_seqlens[segment.clamp(max=cu_seqlens.shape[0] - 1)]
-    return torch.where(inside, segment, missing), index - start
-
-
-def packed_positions(cu_seqlens_q: Tensor, cu_seqlens_k: Tensor, queries: tuple[Tensor, Tensor]) -> Tensor:
-    """Query positions of packed sequences, aligned so that the last query of each sits on its last key.
-
-    `queries` is what :func:`segments_of` gave for them: (segment, index within it).
-    """
-    segment = queries[0].clamp(min=0)
-    return queries[1] + (cu_seqlens_k.diff() - cu_seqlens_q.diff())[segment]
+    return torch.where(index < cu_seqlens[-1], segment, -1), index - start

@@ -148,28 +148,29 @@ class _Attend(torch.autograd.Function):
                 weights = weights * dropout.factors(weights.shape, weights.dtype, weights.device, block.number)
             block.multiply(block.by_group(weights), block.of_keys(value), out[block.index])
         if train:
-            ctx.save_for_backward(*tensors)
+            ctx.save_for_backward(*tensors, *kept)
             ctx.static = (rule, visibility, scale, dropout)
-            ctx.kept = kept if keep_weights else None
         return out
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, grad: Tensor) -> Any:
         rule, visibility, scale, dropout = ctx.static
-        query, key, value = ctx.saved_tensors[:3]
         needs = ctx.needs_input_grad[5:]
+        saved = ctx.saved_tensors  # once: activation checkpointing computes them at every look
+        inputs, kept = saved[: len(needs)], saved[len(needs) :]
+        query, key, value = inputs[:3]
         walk = Walk(query, key, rule, visibility, scale)
         # Blocks write the first three gradients, and the others are sums over blocks.
         new = [torch.empty_like if walk.size > 0 else torch.zeros_like] * 3 + [torch.zeros_like] * (len(needs) - 3)
         grads = [
             make(t, dtype=compute_dtype(t.dtype)) if t is not None and need else None
-            for make, t, need in zip(new, ctx.saved_tensors, needs, strict=True)
+            for make, t, need in zip(new, inputs, needs, strict=True)
         ]
         d_query, d_key, d_value, d_mask, d_slopes, *d_parameters = grads
         for block in walk:
             later = block.index[2].start > 0  # of the same keys: their gradients add up
-            weights = ctx.kept[block.number] if ctx.kept is not None else block.weights(block.buffer("weights"))
+            weights = kept[block.number] if kept else block.weights(block.buffer("weights"))
             scores = block.buffer("scores")
             d_out = block.of_queries(grad)  # (groups, rows, Dv)
             d_weights = block.buffer("d_weights")
@@ -198,7 +199,7 @@ class _Attend(torch.autograd.Function):
                 moved = -(block.four_d(d_scores) * block.distances()).sum((-1, -2))
                 target = take(take(d_slopes, 0, block.index[0]), 1, block.index[1])
                 target.add_(moved.sum_to_size(target.shape))
-        cast = [None if g is None else g.to(t.dtype) for g, t in zip(grads, ctx.saved_tensors, strict=True)]
+        cast = [None if g is None else g.to(t.dtype) for g, t in zip(grads, inputs, strict=True)]
         return (None, None, None, None, None, *cast)
 
 

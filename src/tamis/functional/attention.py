@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import difflib
+import functools
+import logging
 from typing import Unpack
 
 import torch
@@ -20,7 +22,10 @@ from tamis.attention.statistics import (
     dense_statistics,
 )
 from tamis.functional.checks import row_parameter
+from tamis.kernels import dispatch as kernels
 from tamis.transforms.solver import compute_dtype
+
+_log = logging.getLogger("tamis")
 
 BACKENDS = ("auto", "reference", "triton")
 
@@ -345,11 +350,22 @@ def _run(
 ) -> Tensor:
     if backend not in BACKENDS:
         raise ValueError(f"backend must be one of {', '.join(BACKENDS)}, got {backend!r}")
-    if backend == "triton":
-        raise RuntimeError('backend="triton": this version has no fused attention kernels yet; use "auto"')
-    dropout = Dropout.draw(check_dropout(dropout_p), generator)
+    dropout_p = check_dropout(dropout_p)
+    if observer is None and (backend == "triton" or (backend == "auto" and call.query.is_cuda)):
+        obstacle = kernels.obstacle(call, rule)
+        if obstacle is None:
+            return kernels.attend(call, rule, dropout_p, generator)
+        if backend == "triton":
+            raise RuntimeError(f'backend="triton": {obstacle}; backend="auto" takes the plain PyTorch path')
+        _say_once(obstacle)
+    dropout = Dropout.draw(dropout_p, generator)
     arguments = (call.query, call.key, call.value, rule, call.visibility, call.scale, dropout)
     return dense(*arguments) if _traced() else attend(*arguments, observer)
+
+
+@functools.cache
+def _say_once(obstacle: str) -> None:
+    _log.warning("attention takes the plain PyTorch path, which is slower than a fused kernel: %s", obstacle)
 
 
 def _traced() -> bool:
@@ -398,7 +414,7 @@ def _sdpa_agrees(call: Call, positions_given: bool) -> bool:
         visibility.window,
         visibility.alibi_slopes,
         visibility.key_lengths,
-        visibility.query_segments,
+        visibility.cu_seqlens,
     )
     square = call.shape[2] == call.shape[3]
     return not positions_given and all(part is None for part in parts) and (square or not visibility.is_causal)

@@ -7,7 +7,8 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from tamis.functional.checks import check_scores, promote, row_parameter, values_known
+from tamis.attention.checks import values_known
+from tamis.functional.checks import check_scores, promote, row_parameter
 from tamis.transforms.entmax import entmax_conjugate
 from tamis.transforms.losses import Conjugate, class_loss, probability_loss
 from tamis.transforms.relatives import normmax_conjugate

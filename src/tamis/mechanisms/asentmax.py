@@ -23,8 +23,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from tamis import functional
-from tamis.mechanisms.base import Mechanism
+from tamis.mechanisms.base import Mechanism, span
+from tamis.mechanisms.checks import check_heads, choose
 from tamis.precision import KeepsPrecision
 
 INITS = ("paper", "small")
@@ -37,8 +37,8 @@ class AdaptiveScale(KeepsPrecision):
         self, embed_dim: int | None, num_heads: int, *, delta: float = 1.0, per_head: bool = False, init: str = "paper"
     ) -> None:
         super().__init__()
-        if init not in INITS:
-            raise ValueError(f"init must be one of {', '.join(INITS)}, got {init!r}")
+        choose("init", init, INITS)
+        check_heads(num_heads)
         if embed_dim is None and not per_head:
             raise ValueError("embed_dim is needed unless per_head=True")
         self.num_heads, self.delta, self.per_head, self.init = num_heads, delta, per_head, init
@@ -73,7 +73,11 @@ class AdaptiveScale(KeepsPrecision):
         return self.delta + beta * log_n**gamma
 
     def extra_repr(self) -> str:
-        return f"num_heads={self.num_heads}, delta={self.delta}, per_head={self.per_head}, init={self.init!r}"
+        beta, gamma = self.bias.detach().chunk(2)
+        learned = f"beta={span(F.softplus(beta))}, gamma={span(2.0 * torch.tanh(gamma))}"
+        where = "" if self.per_head else " at a zero input"
+        chosen = f"delta={self.delta}, per_head={self.per_head}, init={self.init!r}"
+        return f"num_heads={self.num_heads}, {chosen}, {learned}{where}"
 
 
 class ASEntmaxAttention(Mechanism):
@@ -110,8 +114,15 @@ class ASEntmaxAttention(Mechanism):
     scaled_heads: Tensor | None
 
     def settings(self, query: Tensor, key: Tensor, hidden: Tensor | None, options: dict[str, Any]) -> dict[str, Any]:
-        scale = self.scale(hidden, _counts(query, key, options))
+        scale = self.scale(hidden, self.visible_counts(query, key, options))
         return {"alpha": self.alpha, "query_scale": _only(scale, self.scaled_heads)}
+
+    def check_layer(self, embed_dim: int, num_heads: int, head_dim: int) -> None:
+        super().check_layer(embed_dim, num_heads, head_dim)
+        weight = self.scale.weight
+        if weight is not None and weight.shape[1] != embed_dim:
+            built = f"{type(self).__name__} was built for embed_dim={weight.shape[1]}"
+            raise ValueError(f"{built}, but the input of the layer has {embed_dim}")
 
     def extra_repr(self) -> str:
         return f"num_heads={self.num_heads}, alpha={self.alpha:g}"
@@ -131,24 +142,17 @@ class ScalableSoftmax(KeepsPrecision, Mechanism):
 
     def __init__(self, num_heads: int, *, init: float = 1.0, scaled_heads: Tensor | None = None) -> None:
         super().__init__()
+        check_heads(num_heads)
         self.num_heads = num_heads
         self.s = nn.Parameter(torch.full((num_heads,), float(init), dtype=torch.float32))
         self.register_buffer("scaled_heads", _head_mask(scaled_heads, num_heads), persistent=False)
 
     def settings(self, query: Tensor, key: Tensor, hidden: Tensor | None, options: dict[str, Any]) -> dict[str, Any]:
-        log_n = _counts(query, key, options).clamp(min=1).to(self.s.dtype).log1p()
+        log_n = self.visible_counts(query, key, options).clamp(min=1).to(self.s.dtype).log1p()
         return {"alpha": 1.0, "query_scale": _only(self.s[None, :, None] * log_n, self.scaled_heads)}
 
     def extra_repr(self) -> str:
-        known = self.s.device.type != "meta" and self.s.numel()
-        span = f"{self.s.detach().min():.3f}..{self.s.detach().max():.3f}" if known else "?"
-        return f"num_heads={self.num_heads}, s={span}"
-
-
-def _counts(query: Tensor, key: Tensor, options: dict[str, Any]) -> Tensor:
-    """Visible keys per query, from the options of the call."""
-    ignored = ("dropout_p", "generator", "backend", "scale", "alibi_slopes")
-    return functional.visible_counts(query, key, **{k: v for k, v in options.items() if k not in ignored})
+        return f"num_heads={self.num_heads}, s={span(self.s)}"
 
 
 def _head_mask(scaled_heads: Tensor | None, num_heads: int) -> Tensor | None:

@@ -11,18 +11,32 @@ from torch import Tensor, nn
 from tamis import functional
 from tamis.functional import Statistics
 
+_NOT_ABOUT_VISIBILITY = ("dropout_p", "generator", "backend", "scale", "alibi_slopes")
+
 
 class Mechanism(nn.Module):
     """An attention mechanism.  A new one overrides `settings`, and `merge` if it treats the output specially.
 
     `options` are the keyword arguments of :func:`tamis.entmax_attention`: masks, positions, window, slopes.
     `hidden` is the input of the attention layer, (B, Lq, embed_dim), for mechanisms that look at it.
+    A `num_heads` attribute, where there is one, is what `check_layer` compares with the layer's.
     """
 
     def settings(self, query: Tensor, key: Tensor, hidden: Tensor | None, options: dict[str, Any]) -> dict[str, Any]:
         """What to compute: {"alpha": ...} for entmax, {"activation": ...} for ReLU attention; and, if the scores are to
         be scaled per query, {"query_scale": (B, H, Lq)}."""
         raise NotImplementedError(f"{type(self).__name__} must define settings()")
+
+    def visible_counts(self, query: Tensor, key: Tensor, options: dict[str, Any]) -> Tensor:
+        """How many keys each query sees, (B or 1, H or 1, Lq), under all the options of a call."""
+        about = {name: value for name, value in options.items() if name not in _NOT_ABOUT_VISIBILITY}
+        return functional.visible_counts(query, key, **about)
+
+    def check_layer(self, embed_dim: int, num_heads: int, head_dim: int) -> None:
+        """Raise unless this mechanism was built for a layer of these sizes: layers ask when they are built."""
+        built = getattr(self, "num_heads", num_heads)
+        if built != num_heads:
+            raise ValueError(f"{type(self).__name__} was built for num_heads={built}, but the layer has {num_heads}")
 
     def merge(self, context: Tensor) -> Tensor:
         """Outputs of the heads (B, H, Lq, head_dim) to what is projected, (B, Lq, H * head_dim)."""
@@ -59,3 +73,10 @@ class Mechanism(nn.Module):
             wide = query.to(torch.promote_types(query.dtype, torch.float32))
             query = (wide * scale.unsqueeze(-1)).to(query.dtype)
         return query, settings
+
+
+def span(values: Tensor | None) -> str:
+    """The smallest and largest of what was learned, for a repr; "?" where there are no values to read."""
+    if values is None or values.device.type == "meta" or not values.numel():
+        return "?"
+    return f"{values.detach().min():.3f}..{values.detach().max():.3f}"

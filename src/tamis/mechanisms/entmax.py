@@ -16,7 +16,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from tamis.mechanisms.base import Mechanism
+from tamis.attention.checks import values_known
+from tamis.mechanisms.base import Mechanism, span
+from tamis.mechanisms.checks import check_heads
 from tamis.precision import KeepsPrecision
 
 
@@ -79,8 +81,7 @@ class LearnedAlpha(KeepsPrecision):
     def extra_repr(self) -> str:
         with torch.no_grad():
             alphas = self.low + (self.high - self.low) * torch.sigmoid(self.raw.detach().clamp(-self.limit, self.limit))
-            span = f"{alphas.min():.3f}..{alphas.max():.3f}" if alphas.device.type != "meta" and alphas.numel() else "?"
-        return f"shape={self.shape}, low={self.low}, high={self.high}, alpha={span}"
+        return f"shape={self.shape}, low={self.low}, high={self.high}, alpha={span(alphas)}"
 
 
 class EntmaxAttention(KeepsPrecision, Mechanism):
@@ -88,19 +89,17 @@ class EntmaxAttention(KeepsPrecision, Mechanism):
 
     Args:
         num_heads: query heads.
-        alpha: "learn" for one learned alpha per head, as in the paper; a number in [1, 2]; a tensor of them; or a
-            `LearnedAlpha` of one's own, for another range or start.  2 is sparsemax.
+        alpha: "learn" for one learned alpha per head, as in the paper; a number in [1, 2]; a tensor of them, (H,) or
+            broadcastable to (B, H, Lq, 1); or a `LearnedAlpha` of one's own, for another range or start.  2 is
+            sparsemax.
     """
 
     def __init__(self, num_heads: int, alpha: str | float | Tensor | LearnedAlpha = "learn") -> None:
         super().__init__()
+        check_heads(num_heads)
         self.num_heads = num_heads
-        if isinstance(alpha, str):
-            if alpha != "learn":
-                raise ValueError(f'alpha must be "learn", a number, a tensor or a LearnedAlpha, got {alpha!r}')
-            alpha = LearnedAlpha(num_heads)
-        if isinstance(alpha, int | float) and not 1.0 <= alpha <= 2.0:
-            raise ValueError(f"alpha must lie in [1, 2] for attention, got {alpha}")
+        alpha = LearnedAlpha(num_heads) if isinstance(alpha, str) and alpha == "learn" else alpha
+        _check_alpha(alpha, num_heads)
         if isinstance(alpha, Tensor) and not isinstance(alpha, nn.Parameter):
             self.register_buffer("alpha", alpha)
         else:
@@ -112,6 +111,36 @@ class EntmaxAttention(KeepsPrecision, Mechanism):
     def extra_repr(self) -> str:
         fixed = "" if isinstance(self.alpha, nn.Module) else f", alpha={self.alpha}"
         return f"num_heads={self.num_heads}{fixed}"
+
+
+def _check_alpha(alpha: object, num_heads: int) -> None:
+    """Raise unless attention of so many heads can take it: better here than at the first batch."""
+    if isinstance(alpha, LearnedAlpha):
+        low, high = alpha.low, alpha.high
+    elif isinstance(alpha, Tensor):
+        if not alpha.is_floating_point():
+            raise TypeError(f"alpha must be a floating-point tensor, got {alpha.dtype}")
+        known = values_known(alpha) and alpha.numel() > 0
+        low, high = (alpha.min().item(), alpha.max().item()) if known else (1.0, 2.0)
+    elif isinstance(alpha, int | float) and not isinstance(alpha, bool):
+        low = high = float(alpha)
+    else:
+        raise ValueError(f'alpha must be "learn", a number, a tensor or a LearnedAlpha, got {alpha!r}')
+    if not 1.0 <= low <= high <= 2.0:
+        shown = f"{low:g}" if low == high else f"{low:g} to {high:g}"
+        raise ValueError(f"alpha must lie in [1, 2] for attention, got {shown}")
+    if isinstance(alpha, LearnedAlpha | Tensor):
+        _check_shape(tuple(alpha.shape), num_heads)
+
+
+def _check_shape(shape: tuple[int, ...], num_heads: int) -> None:
+    """One dim is one alpha per head; otherwise they are the last ones of (B, H, Lq, 1)."""
+    heads = shape[0] if len(shape) == 1 else shape[-3] if len(shape) >= 3 else 1
+    shared = len(shape) != 1 and heads == 1
+    if len(shape) > 4 or not (heads == num_heads or shared) or (len(shape) > 1 and shape[-1] != 1):
+        raise ValueError(
+            f"alpha must be one per head, ({num_heads},), or broadcast to (B, {num_heads}, Lq, 1), got shape {shape}"
+        )
 
 
 class _InwardClamp(torch.autograd.Function):

@@ -20,7 +20,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from tamis.attention.rules import ACTIVATIONS
-from tamis.mechanisms.base import Mechanism
+from tamis.mechanisms.base import Mechanism, span
+from tamis.mechanisms.checks import check_heads, choose
 from tamis.precision import KeepsPrecision
 
 VARIANTS = ("g", "i", "rms", "layernorm", "none")
@@ -50,16 +51,20 @@ class ReLAttention(Mechanism):
         divide_by_count: bool = False,
     ) -> None:
         super().__init__()
-        if embed_dim % num_heads:
-            raise ValueError(f"embed_dim must be a multiple of num_heads, got {embed_dim} and {num_heads}")
-        if activation not in ACTIVATIONS:
-            raise ValueError(f"activation must be one of {', '.join(ACTIVATIONS)}, got {activation!r}")
+        check_heads(num_heads, embed_dim)
+        choose("activation", activation, ACTIVATIONS)
         self.embed_dim, self.num_heads = embed_dim, num_heads
         self.activation, self.bias, self.divide_by_count = activation, bias, divide_by_count
         self.norm = ReLANorm(embed_dim, embed_dim // num_heads, variant)
 
     def settings(self, query: Tensor, key: Tensor, hidden: Tensor | None, options: dict[str, Any]) -> dict[str, Any]:
         return {"activation": self.activation, "bias": self.bias, "divide_by_count": self.divide_by_count}
+
+    def check_layer(self, embed_dim: int, num_heads: int, head_dim: int) -> None:
+        super().check_layer(embed_dim, num_heads, head_dim)
+        if self.embed_dim != num_heads * head_dim:
+            built = f"{type(self).__name__} was built for embed_dim={self.embed_dim}"
+            raise ValueError(f"{built}, but the heads of the layer have {num_heads} * {head_dim} channels together")
 
     def merge(self, context: Tensor) -> Tensor:
         return self.norm(super().merge(context))
@@ -73,8 +78,7 @@ class ReLANorm(KeepsPrecision):
 
     def __init__(self, embed_dim: int, head_dim: int, variant: str = "g") -> None:
         super().__init__()
-        if variant not in VARIANTS:
-            raise ValueError(f"variant must be one of {', '.join(VARIANTS)}, got {variant!r}")
+        choose("variant", variant, VARIANTS)
         self.embed_dim, self.head_dim, self.variant = embed_dim, head_dim, variant
         gain = variant in ("g", "i", "layernorm")
         self.gain = nn.Parameter(torch.empty(embed_dim, dtype=torch.float32)) if gain else None
@@ -111,4 +115,5 @@ class ReLANorm(KeepsPrecision):
         return torch.where(alive, y, 0.0).to(dtype)
 
     def extra_repr(self) -> str:
-        return f"{self.embed_dim}, variant={self.variant!r}"
+        learned = "".join(f", {name}={span(x)}" for name, x in self.named_parameters())
+        return f"{self.embed_dim}, variant={self.variant!r}{learned}"

@@ -7,7 +7,8 @@ from typing import Protocol
 from torch import Tensor, nn
 
 from tamis.mechanisms import build_mechanism
-from tamis.mechanisms.registry import Spec, choose
+from tamis.mechanisms.checks import choose
+from tamis.mechanisms.registry import Spec
 from tamis.nn.attention import Attention
 from tamis.nn.layers import FeedForward, TransformerLayer
 from tamis.positions import NAPE, ALiBi, LearnedPositions, NoPE, Position, RoPE, Sinusoidal
@@ -65,14 +66,11 @@ def build_position(config: BlockConfig) -> Position:
 
 
 def build_attention(config: BlockConfig, spec: Spec, position: Position | None) -> Attention:
-    width = config.num_heads * (config.head_dim or config.embed_dim // config.num_heads)
     scaled: Tensor | None = position.scaled_heads() if position is not None else None
-    # ReLA normalises the concatenated heads, the scales of ASEntmax read the input: two widths where head_dim is set.
-    name = spec if isinstance(spec, str) else spec.get("name")
     return Attention(
         config.embed_dim,
         config.num_heads,
-        mechanism=build_mechanism(spec, width if name == "rela" else config.embed_dim, config.num_heads, scaled),
+        mechanism=build_mechanism(spec, config.embed_dim, config.num_heads, scaled, head_dim=config.head_dim),
         position=position,
         num_kv_heads=config.num_kv_heads,
         head_dim=config.head_dim,

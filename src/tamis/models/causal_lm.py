@@ -10,9 +10,10 @@ from torch import Tensor, nn
 
 from tamis.mechanisms.registry import Spec
 from tamis.models.blocks import build_layer, build_position, initialise, positions_of
-from tamis.models.pretrained import Config, PretrainedModel, at_least, optional_at_least, shares
+from tamis.models.pretrained import Config, PretrainedModel, at_least, mechanisms, optional_at_least, shares
 from tamis.nn.cache import ModelCache
 from tamis.nn.layers import NORMS
+from tamis.positions import position_rows
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,6 +49,7 @@ class CausalLMConfig(Config):
         at_least(self, 0, "num_layers")
         optional_at_least(self, 1, "num_kv_heads", "head_dim")
         shares(self, "dropout", "attention_dropout")
+        mechanisms(self, "mechanism")
 
 
 class CausalLM(PretrainedModel):
@@ -83,16 +85,18 @@ class CausalLM(PretrainedModel):
         Args:
             tokens: (B, L); with a cache only the new ones.
             mask: (B, L), False for padding on either side.
-            positions: (B or 1, L); by default counted over real tokens, and from 0 in each packed document.
+            positions: (L,) or (B or 1, L); by default counted over real tokens, and from 0 in each packed document.
             cu_seqlens: (documents + 1,); documents packed end to end into (1, T), each seeing itself only.
         """
         caches = cache.of_depth(len(self.layers)) if cache is not None else None
         start = cache.length if cache is not None else 0
         if cache is not None:
-            mask = cache.extend_mask(mask, tokens.shape[0], tokens.shape[1], tokens.device)
+            mask = cache.extended_mask(mask, tokens.shape[0], tokens.shape[1], tokens.device)
         options: dict[str, Any] = {}
         if cu_seqlens is not None:
             options["cu_seqlens_q"] = cu_seqlens
+        if positions is not None:
+            positions = position_rows(positions, *tokens.shape)
         inner = positions  # what attention compares; None while its own defaults say the same
         if positions is None:
             positions = positions_of(mask, start, tokens.shape[1], tokens)
@@ -104,6 +108,8 @@ class CausalLM(PretrainedModel):
         for number, layer in enumerate(self.layers):
             own = None if caches is None else caches[number]
             x = layer(x, is_causal=True, key_mask=mask, positions=inner, cache=own, **options)
+        if cache is not None:
+            cache.mask = mask
         x = self.norm(x)
         return F.linear(x, self.embedding.weight) if self.output is None else self.output(x)
 

@@ -10,6 +10,8 @@ from typing import Any, ClassVar, Self
 
 from torch import nn
 
+from tamis.mechanisms.registry import read_spec
+
 CONFIG = "config.json"
 WEIGHTS = "model.safetensors"
 
@@ -50,6 +52,15 @@ def shares(config: object, *names: str) -> None:
         value = getattr(config, name)
         if isinstance(value, bool) or not isinstance(value, int | float) or not 0.0 <= value <= 1.0:
             raise ValueError(f"{name} must lie in [0, 1], got {value!r}")
+
+
+def mechanisms(config: object, *names: str) -> None:
+    """Raise unless each named setting names a mechanism, alone or in a table."""
+    for name in names:
+        try:
+            read_spec(getattr(config, name))
+        except ValueError as error:
+            raise ValueError(f"{name}: {error}") from error
 
 
 class PretrainedModel(nn.Module):

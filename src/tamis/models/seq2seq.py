@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from tamis.mechanisms.registry import Spec
 from tamis.models.blocks import build_layer, build_position, initialise, positions_of
-from tamis.models.pretrained import Config, PretrainedModel, at_least, optional_at_least, shares
+from tamis.models.pretrained import Config, PretrainedModel, at_least, mechanisms, optional_at_least, shares
 from tamis.nn.cache import ModelCache
 from tamis.nn.layers import NORMS
 
@@ -57,6 +57,7 @@ class Seq2SeqConfig(Config):
         at_least(self, 0, "encoder_layers", "decoder_layers", "pad_id")
         optional_at_least(self, 1, "source_vocab_size", "num_kv_heads", "head_dim")
         shares(self, "dropout", "attention_dropout")
+        mechanisms(self, "encoder_mechanism", "decoder_mechanism", "cross_mechanism")
 
 
 class Seq2Seq(PretrainedModel):
@@ -109,7 +110,7 @@ class Seq2Seq(PretrainedModel):
         start = cache.length if cache is not None else 0
         mask = target_mask
         if cache is not None:
-            mask = cache.extend_mask(target_mask, target.shape[0], target.shape[1], target.device)
+            mask = cache.extended_mask(target_mask, target.shape[0], target.shape[1], target.device)
         positions = positions_of(mask, start, target.shape[1], target)
         x = self._embed(self.embedding, target, self.decoder_position, positions)
         for number, layer in enumerate(self.decoder):
@@ -122,6 +123,8 @@ class Seq2Seq(PretrainedModel):
                 positions=None if mask is None else positions,
                 cache=None if caches is None else caches[number],
             )
+        if cache is not None:
+            cache.mask = mask
         x = self.decoder_norm(x)
         return F.linear(x, self.embedding.weight) if self.output is None else self.output(x)
 

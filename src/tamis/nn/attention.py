@@ -8,8 +8,9 @@ import torch
 from torch import Tensor, nn
 
 from tamis.mechanisms import Mechanism, SoftmaxAttention
+from tamis.mechanisms.checks import check_heads
 from tamis.nn.cache import AttentionCache
-from tamis.positions import NoPE, Position
+from tamis.positions import NoPE, Position, position_rows
 
 
 class Attention(nn.Module):
@@ -41,8 +42,7 @@ class Attention(nn.Module):
         dropout: float = 0.0,
     ) -> None:
         super().__init__()
-        if head_dim is None and embed_dim % num_heads:
-            raise ValueError(f"embed_dim must be a multiple of num_heads, got {embed_dim} and {num_heads}")
+        check_heads(num_heads, embed_dim if head_dim is None else None)
         if head_dim is not None and head_dim < 1:
             raise ValueError(f"head_dim must be at least 1, got {head_dim}")
         if not 0.0 <= dropout <= 1.0:
@@ -52,8 +52,9 @@ class Attention(nn.Module):
             raise ValueError(f"num_heads must be a multiple of num_kv_heads, got {num_heads} and {num_kv_heads}")
         self.num_heads, self.num_kv_heads, self.dropout = num_heads, num_kv_heads, dropout
         self.head_dim = embed_dim // num_heads if head_dim is None else head_dim
-        self.mechanism = SoftmaxAttention() if mechanism is None else mechanism
+        self.mechanism = mechanism_of_layer(mechanism, embed_dim, num_heads, self.head_dim)
         self.position = NoPE() if position is None else position
+        self.position.check_layer(num_heads, self.head_dim)
         memory_dim = embed_dim if memory_dim is None else memory_dim
         self.q_proj = nn.Linear(embed_dim, num_heads * self.head_dim, bias=bias)
         self.k_proj = nn.Linear(memory_dim, num_kv_heads * self.head_dim, bias=bias)
@@ -77,7 +78,7 @@ class Attention(nn.Module):
         Args:
             attn_mask: boolean (True = attend) or additive, broadcastable to (B, H, Lq, Lk).
             key_mask: boolean (B, Lk), False for padding; with a cache it covers all cached keys.
-            positions: of the queries, (B or 1, Lq); by default they follow what is cached.
+            positions: of the queries, (Lq,) or (B or 1, Lq); by default they follow what is cached.
             cache: for self-attention it grows by x; for cross-attention it is filled once and then read.
             options: further keyword arguments of :func:`tamis.entmax_attention`, such as `window`.
         """
@@ -114,6 +115,10 @@ class Attention(nn.Module):
         """Queries, all keys and values, and the keyword arguments of the mechanism."""
         query = self._split(self.q_proj(x), self.num_heads)
         arguments = dict(options)
+        if positions is not None:
+            positions = position_rows(positions, x.shape[0], x.shape[1])
+        if cache is not None:  # before anything is changed
+            cache.check(query[:, : self.num_kv_heads], query[:, : self.num_kv_heads])
         if memory is None:
             start = cache.length if cache is not None else 0
             own = torch.arange(start, start + x.shape[1], device=x.device)[None] if positions is None else positions
@@ -150,6 +155,19 @@ class Attention(nn.Module):
 
     def extra_repr(self) -> str:
         return f"num_heads={self.num_heads}, num_kv_heads={self.num_kv_heads}, head_dim={self.head_dim}"
+
+
+def mechanism_of_layer(mechanism: Mechanism | None, embed_dim: int, num_heads: int, head_dim: int) -> Mechanism:
+    """What a layer of these sizes was given, or softmax; an error if it does not fit."""
+    if mechanism is None:
+        return SoftmaxAttention()
+    if not isinstance(mechanism, Mechanism):
+        raise TypeError(
+            f"mechanism must be an object, such as EntmaxAttention({num_heads}), got {mechanism!r}; "
+            f'by name: tamis.mechanisms.build_mechanism("entmax", {embed_dim}, {num_heads})'
+        )
+    mechanism.check_layer(embed_dim, num_heads, head_dim)
+    return mechanism
 
 
 def merge_key_mask(attn_mask: Tensor | None, key_mask: Tensor) -> Tensor:

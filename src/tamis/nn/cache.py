@@ -9,7 +9,11 @@ from torch import Tensor
 
 
 class AttentionCache:
-    """Keys and values (B, Hk, L, D) of one attention layer.  Room doubles when it runs out, so appending is cheap."""
+    """Keys and values (B, Hk, L, D) of one attention layer.
+
+    Room doubles when it runs out, so appending is cheap, as decoding wants it.  Where gradients are recorded nothing is
+    written in place: a graph may hold what is already there, whether or not the keys themselves have a gradient.
+    """
 
     def __init__(self) -> None:
         self.length = 0
@@ -19,13 +23,24 @@ class AttentionCache:
 
     def append(self, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
         """Add new positions; returns all there are."""
-        self._key = self._grown(self._key, key, "key")
-        self._value = self._grown(self._value, value, "value")
-        end = self.length + key.shape[2]
-        self._key[:, :, self.length : end] = key
-        self._value[:, :, self.length : end] = value
-        self.length = end
-        return self._key[:, :, :end], self._value[:, :, :end]
+        self.check(key, value)
+        extended = self._joined if torch.is_grad_enabled() else self._written
+        self._key, self._value = extended(self._key, key), extended(self._value, value)
+        self.length += key.shape[2]
+        return self._key[:, :, : self.length], self._value[:, :, : self.length]
+
+    def check(self, key: Tensor, value: Tensor) -> None:
+        """Raise unless keys and values like these, of any length, continue what is held."""
+        for name, held, new in (("key", self._key, key), ("value", self._value, value)):
+            if held is None:
+                continue
+            expected = (*held.shape[:2], new.shape[2], held.shape[3])
+            if new.shape != expected or new.dtype != held.dtype or new.device != held.device:
+                raise ValueError(
+                    f"this cache holds {name}s of shape (B, Hk, L, D) = ({held.shape[0]}, {held.shape[1]}, *, "
+                    f"{held.shape[3]}), {held.dtype} on {held.device}; got {tuple(new.shape)}, {new.dtype} on "
+                    f"{new.device}: is it another model's?"
+                )
 
     def note_positions(self, positions: Tensor | None, new: int, device: torch.device) -> Tensor | None:
         """Remember the positions (B or 1, new) of keys about to be appended; returns those of all keys.
@@ -55,21 +70,18 @@ class AttentionCache:
         if self.positions is not None and self.positions.shape[0] > 1:
             self.positions = self.positions.index_select(0, index)
 
-    def _grown(self, store: Tensor | None, new: Tensor, name: str) -> Tensor:
-        if store is not None:
-            expected = (*store.shape[:2], new.shape[2], store.shape[3])
-            if new.shape != expected or new.dtype != store.dtype or new.device != store.device:
-                raise ValueError(
-                    f"this cache holds {name}s of shape (B, Hk, L, D) = ({store.shape[0]}, {store.shape[1]}, *, "
-                    f"{store.shape[3]}), {store.dtype}; got {tuple(new.shape)}, {new.dtype}: is it another model's?"
-                )
-            if self.length + new.shape[2] <= store.shape[2]:
-                return store
-        room = max(16, 2 * (self.length + new.shape[2]))
-        grown = new.new_zeros(new.shape[0], new.shape[1], room, new.shape[3])
-        if store is not None:
-            grown[:, :, : self.length] = store[:, :, : self.length]
-        return grown
+    def _joined(self, held: Tensor | None, new: Tensor) -> Tensor:
+        return new if held is None else torch.cat([held[:, :, : self.length], new], 2)
+
+    def _written(self, held: Tensor | None, new: Tensor) -> Tensor:
+        end = self.length + new.shape[2]
+        if held is None or end > held.shape[2]:
+            grown = new.new_zeros(new.shape[0], new.shape[1], max(16, 2 * end), new.shape[3])
+            if held is not None:
+                grown[:, :, : self.length] = held[:, :, : self.length]
+            held = grown
+        held[:, :, self.length : end] = new
+        return held
 
 
 @dataclass
@@ -94,21 +106,32 @@ class ModelCache:
     def of_depth(self, num_layers: int) -> list[LayerCache]:
         """The caches of a model's layers; an error if the model has more or fewer."""
         if len(self.layers) != num_layers:
-            raise ValueError(f"this cache has {len(self.layers)} layers and the model {num_layers}: another model's?")
+            raise ValueError(
+                f"this cache has {len(self.layers)} layers and the model {num_layers}: is it another model's?"
+            )
         return self.layers
 
     @property
     def length(self) -> int:
         return self.layers[0].self_attention.length if self.layers else 0
 
-    def extend_mask(self, mask: Tensor | None, batch: int, new: int, device: torch.device) -> Tensor | None:
-        """Note which of the new positions are real; returns the mask over all, None while all are."""
+    def extended_mask(self, mask: Tensor | None, batch: int, new: int, device: torch.device) -> Tensor | None:
+        """Which of all positions are real once the new ones are there, (B, L); None while all are.
+
+        It changes nothing: who fills the cache sets `mask` to it when no layer has refused.
+        """
         if mask is None and self.mask is None:
             return None
         before = self.mask if self.mask is not None else torch.ones(batch, self.length, dtype=torch.bool, device=device)
+        if before.shape[0] != batch:
+            raise ValueError(f"this cache holds a batch of {before.shape[0]}, got {batch}: is it another model's?")
         added = mask if mask is not None else torch.ones(batch, new, dtype=torch.bool, device=device)
-        self.mask = torch.cat([before, added], 1)
-        return self.mask
+        if added.shape != (batch, new) or added.dtype != torch.bool:
+            raise ValueError(
+                f"mask must be boolean and cover the new tokens, ({batch}, {new}), "
+                f"got {added.dtype} {tuple(added.shape)}"
+            )
+        return torch.cat([before, added], 1)
 
     def reorder(self, index: Tensor) -> None:
         for layer in self.layers:

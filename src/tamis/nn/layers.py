@@ -8,7 +8,7 @@ from typing import Any
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from tamis.mechanisms.registry import choose
+from tamis.mechanisms.checks import choose
 from tamis.nn.attention import Attention
 from tamis.nn.cache import LayerCache
 

@@ -12,13 +12,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from tamis.mechanisms import Mechanism, SoftmaxAttention
+from tamis.mechanisms import Mechanism
+from tamis.mechanisms.checks import check_heads
+from tamis.nn.attention import mechanism_of_layer
 
 
 class MultiheadAttention(nn.Module):
     """A drop-in for `nn.MultiheadAttention(..., batch_first=True)`, with its arguments, state_dict names and results.
 
-    Only `mechanism` is new.  `add_bias_kv` and `add_zero_attn` are not supported.
+    Only `mechanism` is new.  `add_bias_kv` and `add_zero_attn` are not supported.  As in torch, weights that are asked
+    for in training come after dropout, and the output is made of them.
     """
 
     # nn.TransformerEncoderLayer has a fused path of its own that would bypass the mechanism; it asks this first.
@@ -47,8 +50,7 @@ class MultiheadAttention(nn.Module):
         mechanism: Mechanism | None = None,
     ) -> None:
         super().__init__()
-        if embed_dim % num_heads:
-            raise ValueError(f"embed_dim must be a multiple of num_heads, got {embed_dim} and {num_heads}")
+        check_heads(num_heads, embed_dim)
         if add_bias_kv or add_zero_attn:
             raise ValueError("add_bias_kv and add_zero_attn are not supported: sparse weights need no sink")
         factory: dict[str, Any] = {"device": device, "dtype": dtype}
@@ -56,7 +58,8 @@ class MultiheadAttention(nn.Module):
         self.head_dim = embed_dim // num_heads
         self.kdim = embed_dim if kdim is None else kdim
         self.vdim = embed_dim if vdim is None else vdim
-        self.mechanism = SoftmaxAttention() if mechanism is None else mechanism
+        self.bias_k, self.bias_v, self.add_zero_attn = None, None, False  # part of torch's interface
+        self.mechanism = mechanism_of_layer(mechanism, embed_dim, num_heads, self.head_dim)
         if self.kdim == embed_dim and self.vdim == embed_dim:
             self.in_proj_weight = nn.Parameter(torch.empty(3 * embed_dim, embed_dim, **factory))
             for name in ("q_proj_weight", "k_proj_weight", "v_proj_weight"):
@@ -97,18 +100,23 @@ class MultiheadAttention(nn.Module):
         batched = query.ndim == 3
         if not batched:
             query, key, value = query[None], key[None], value[None]
-            key_padding_mask = None if key_padding_mask is None else key_padding_mask[None]
         elif not self.batch_first:
             query, key, value = query.transpose(0, 1), key.transpose(0, 1), value.transpose(0, 1)
-        mask = self._mask(attn_mask, key_padding_mask, query.shape[0], query.dtype)
+        lead = (query.shape[0],) if batched else ()
+        mask = self._mask(attn_mask, key_padding_mask, lead, query.shape[1], key.shape[1], query.dtype)
         q, k, v = self._project(query, key, value)
-        dropout_p = self.dropout if self.training else 0.0
-        context = self.mechanism(q, k, v, hidden=query, attn_mask=mask, dropout_p=dropout_p)
-        out = self.out_proj(self.mechanism.merge(context))
         weights = None
         if need_weights:
-            weights = self.mechanism.weights(q, k, hidden=query, attn_mask=mask).to(query.dtype)
+            weights = self.mechanism.weights(q, k, hidden=query, attn_mask=mask)
+            weights = F.dropout(weights, self.dropout, self.training)
+            context = (weights @ v.to(weights.dtype)).to(v.dtype)
+            # In the dtype of torch's own weights, which autocast decides differently on CPUs and GPUs.
+            weights = weights.to(torch.softmax(v.new_empty(0), 0).dtype)
             weights = weights.mean(1) if average_attn_weights else weights
+        else:
+            dropout_p = self.dropout if self.training else 0.0
+            context = self.mechanism(q, k, v, hidden=query, attn_mask=mask, dropout_p=dropout_p)
+        out = self.out_proj(self.mechanism.merge(context))
         if not batched:
             return out[0], None if weights is None else weights[0]
         return (out if self.batch_first else out.transpose(0, 1)), weights
@@ -137,14 +145,24 @@ class MultiheadAttention(nn.Module):
         return q, k, v
 
     def _mask(
-        self, attn_mask: Tensor | None, key_padding_mask: Tensor | None, batch: int, dtype: torch.dtype
+        self,
+        attn_mask: Tensor | None,
+        key_padding_mask: Tensor | None,
+        lead: tuple[int, ...],
+        num_queries: int,
+        num_keys: int,
+        dtype: torch.dtype,
     ) -> Tensor | None:
-        """torch's two masks as one of ours."""
-        if attn_mask is not None and attn_mask.ndim == 3:  # (B * H, Lq, Lk)
-            attn_mask = attn_mask.unflatten(0, (batch, self.num_heads))
+        """torch's two masks as one of ours; `lead` is (B,), or () for inputs without a batch."""
+        batch = lead[0] if lead else 1
+        given = []
+        if attn_mask is not None:
+            plane = (num_queries, num_keys)
+            _check_mask("attn_mask", attn_mask, plane, (batch * self.num_heads, *plane))
+            given.append(attn_mask if attn_mask.ndim == 2 else attn_mask.unflatten(0, (batch, self.num_heads)))
         if key_padding_mask is not None:
-            key_padding_mask = key_padding_mask[:, None, None, :]
-        given = [mask for mask in (attn_mask, key_padding_mask) if mask is not None]
+            _check_mask("key_padding_mask", key_padding_mask, (*lead, num_keys))
+            given.append(key_padding_mask.view(batch, 1, 1, num_keys))
         if not given:
             return None
         if all(mask.dtype == torch.bool for mask in given):
@@ -156,3 +174,11 @@ class MultiheadAttention(nn.Module):
                 mask = torch.zeros(mask.shape, dtype=dtype, device=mask.device).masked_fill(mask, float("-inf"))
             total = mask if total is None else total + mask
         return total
+
+
+def _check_mask(name: str, mask: Tensor, *shapes: tuple[int, ...]) -> None:
+    if not isinstance(mask, Tensor) or not (mask.dtype == torch.bool or mask.is_floating_point()):
+        kind = mask.dtype if isinstance(mask, Tensor) else type(mask).__name__
+        raise TypeError(f"{name} must be boolean (True = forbidden) or an additive float tensor, got {kind}")
+    if not any(mask.shape == shape for shape in shapes):
+        raise ValueError(f"{name} must be of shape {' or '.join(map(str, shapes))}, got {tuple(mask.shape)}")

@@ -6,12 +6,14 @@ from torch import Tensor, nn
 
 
 class Position(nn.Module):
+    """Positions are (L,), or (B or 1, L); `position_rows` brings them to the second form."""
+
     def embed(self, x: Tensor, positions: Tensor) -> Tensor:
-        """Embeddings (B, L, embed_dim) with what the positions (B or 1, L) add to them."""
+        """Embeddings (B, L, embed_dim) with what the positions add to them."""
         return x
 
     def rotate(self, x: Tensor, positions: Tensor) -> Tensor:
-        """Queries or keys (B, H, L, head_dim), turned by their positions (B or 1, L)."""
+        """Queries or keys (B, H, L, head_dim), turned by their positions."""
         return x
 
     def slopes(self) -> Tensor | None:
@@ -22,6 +24,22 @@ class Position(nn.Module):
         """Which heads (H,) a length-aware scale applies to; None for all."""
         return None
 
+    def check_layer(self, num_heads: int, head_dim: int) -> None:
+        """Raise unless this encoding was built for a layer of these sizes: layers ask when they are built."""
+        slopes = self.slopes()
+        if slopes is not None and slopes.shape[-1] != num_heads:
+            built = f"{type(self).__name__} was built for num_heads={slopes.shape[-1]}"
+            raise ValueError(f"{built}, but the layer has {num_heads}")
+
 
 class NoPE(Position):
     """No position information but the causal mask, Kazemnejad et al. 2023, https://arxiv.org/abs/2305.19466"""
+
+
+def position_rows(positions: Tensor, batch: int, length: int) -> Tensor:
+    """Positions (L,) or (B or 1, L) as (B or 1, L)."""
+    rows = positions[None] if positions.ndim == 1 else positions
+    if rows.ndim != 2 or not (rows.shape[0] == 1 or rows.shape[0] == batch) or rows.shape[1] != length:
+        shape = tuple(positions.shape)
+        raise ValueError(f"positions must be ({length},), (1, {length}) or ({batch}, {length}), got {shape}")
+    return rows

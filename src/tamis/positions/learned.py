@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from tamis.functional.checks import values_known
-from tamis.positions.base import Position
+from tamis.attention.checks import values_known
+from tamis.positions.base import Position, position_rows
 
 
 class LearnedPositions(Position):
@@ -21,6 +21,7 @@ class LearnedPositions(Position):
         nn.init.normal_(self.weight, std=0.02)
 
     def embed(self, x: Tensor, positions: Tensor) -> Tensor:
+        positions = position_rows(positions, *x.shape[:2])
         if values_known(positions) and positions.numel() and positions.max().item() >= self.weight.shape[0]:
             last, count = positions.max().item(), self.weight.shape[0]
             raise ValueError(f"position {last} is beyond the {count} learned ones (0 to {count - 1})")

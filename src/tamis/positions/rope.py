@@ -11,7 +11,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from tamis.positions.base import Position
+from tamis.positions.base import Position, position_rows
 
 
 class RoPE(Position):
@@ -26,12 +26,21 @@ class RoPE(Position):
         self.head_dim, self.base, self.scaling = head_dim, base, scaling
 
     def rotate(self, x: Tensor, positions: Tensor) -> Tensor:
+        self._check(x.shape[-1])
+        positions = position_rows(positions, x.shape[0], x.shape[-2])
         half = self.head_dim // 2
         exponents = torch.arange(half, device=x.device, dtype=torch.float32) / half
         angles = positions.float().unsqueeze(-1) / self.scaling * self.base**-exponents  # (B or 1, L, half)
         cos, sin = angles.cos().unsqueeze(1), angles.sin().unsqueeze(1)
         first, second = x.to(torch.promote_types(x.dtype, torch.float32)).split(half, -1)
         return torch.cat([first * cos - second * sin, second * cos + first * sin], -1).to(x.dtype)
+
+    def check_layer(self, num_heads: int, head_dim: int) -> None:
+        self._check(head_dim)
+
+    def _check(self, head_dim: int) -> None:
+        if head_dim != self.head_dim:
+            raise ValueError(f"RoPE was built for head_dim={self.head_dim}, got heads of {head_dim}")
 
     def extra_repr(self) -> str:
         return f"{self.head_dim}, base={self.base:g}, scaling={self.scaling:g}"

@@ -10,7 +10,7 @@ import math
 import torch
 from torch import Tensor
 
-from tamis.positions.base import Position
+from tamis.positions.base import Position, position_rows
 
 
 class Sinusoidal(Position):
@@ -29,7 +29,7 @@ class Sinusoidal(Position):
         return torch.stack([angles.sin(), angles.cos()], -1).flatten(-2)
 
     def embed(self, x: Tensor, positions: Tensor) -> Tensor:
-        return x + self.table(positions).to(x.dtype)
+        return x + self.table(position_rows(positions, *x.shape[:2])).to(x.dtype)
 
     def extra_repr(self) -> str:
         return f"{self.embed_dim}, base={self.base:g}"

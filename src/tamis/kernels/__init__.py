@@ -1,0 +1,1 @@
+"""Fused GPU kernels under the contract of `tamis.attention.reference`.  Only this package imports triton, and late."""

@@ -1,0 +1,80 @@
+"""What the fused kernels are given: the arguments of the custom operations, by name."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+ENTMAX_RULES = ("squares", "identity", "power")
+ELEMENTWISE_RULES = ("relu", "squared_relu", "sigmoid")
+
+
+class Arguments(NamedTuple):
+    """In the order of `SCHEMA`."""
+
+    query: Tensor
+    key: Tensor
+    value: Tensor
+    e: Tensor | None
+    """alpha - 1 of each head, (H,) fp32; None: `e_value` for all."""
+    row_scale: Tensor | None
+    attn_mask: Tensor | None
+    key_lengths: Tensor | None
+    alibi_slopes: Tensor | None
+    query_positions: Tensor | None
+    key_positions: Tensor | None
+    cu_q: Tensor | None
+    cu_k: Tensor | None
+    seed: Tensor | None
+    rule: str
+    e_value: float
+    bias: float
+    scale: float
+    left: int
+    """Positions seen before the query's own, -1 = no bound; and after it, where 0 is a causal mask."""
+    right: int
+    dropout_p: float
+
+    @property
+    def is_entmax(self) -> bool:
+        return self.rule in ENTMAX_RULES
+
+    @property
+    def head_dim(self) -> int:
+        """The larger of those of keys and values."""
+        return max(self.query.shape[3], self.value.shape[3])
+
+    @property
+    def whole_backward(self) -> bool:
+        """All gradients of a key head in one program: its keys fit one tile, and its accumulators the registers."""
+        if self.query.dtype == torch.float32:
+            most = 64 if self.head_dim <= 64 else 0
+        else:
+            most = 128 if self.head_dim <= 64 else 64 if self.head_dim <= 128 else 0
+        return self.cu_q is None and self.key.shape[2] <= most
+
+
+SCHEMA = (
+    "Tensor query, Tensor key, Tensor value, Tensor? e, Tensor? row_scale, Tensor? attn_mask, Tensor? key_lengths, "
+    "Tensor? alibi_slopes, Tensor? query_positions, Tensor? key_positions, Tensor? cu_q, Tensor? cu_k, Tensor? seed, "
+    "str rule, float e_value, float bias, float scale, int left, int right, float dropout_p"
+)
+
+
+def empty_results(a: Arguments, train: bool) -> tuple[Tensor, Tensor, Tensor]:
+    """Memory for the output, in the layout that merges heads for free; for what only backward needs; for row states."""
+    batch, heads, queries = a.query.shape[:3]
+    shape = (batch, queries, heads, a.value.shape[3])
+    out = a.query.new_empty(shape).transpose(1, 2)
+    wanted = train and a.is_entmax and not a.whole_backward
+    out2 = a.query.new_empty(shape if wanted else (0, 0, 0, 0), dtype=torch.float32).transpose(1, 2)
+    rows = a.query.new_empty((3, batch, heads, queries) if a.is_entmax else (3, 0, 0, 0), dtype=torch.float32)
+    return out, out2, rows
+
+
+def empty_gradients(a: Arguments) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Memory for the gradients of query, key, value and e."""
+    de = a.query.new_empty((a.query.shape[1],), dtype=torch.float32)
+    return torch.empty_like(a.query), torch.empty_like(a.key), torch.empty_like(a.value), de

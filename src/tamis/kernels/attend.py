@@ -1,0 +1,762 @@
+"""Fused attention: scores, thresholds, weights and output of a block of queries without leaving the chip.
+
+Four kernels, one source of truth for each step:
+
+    forward            one block of queries: solve each row, multiply by the values
+    backward_whole     one key head whose keys fit one tile: all gradients in one program
+    backward_queries   one block of queries, keys in a loop: d query, d alpha
+    backward_keys      one block of keys, queries in a loop: d key, d value
+
+A row of entmax is solved as in `tamis.transforms.solver`, relative to its largest score m, with d = s - m:
+
+    squares   alpha = 1.5   r = y^2, y = [d / 2 + c]_+          c = t
+    identity  alpha = 2     r = y,   y = [d + c]_+              c = t
+    power     1 <= alpha    r = (1 + w)^b, w = e d exp(e c)     c = theta
+
+and weights are r times n = 1 / sum r, so that a row sums to one whatever is left of the solver's error.  The slope of a
+weight in its score is v = r^(1 - e), up to the factor n^(1 - e).  The backward kernels rebuild r and v from (m, c, n).
+Elementwise rules (relu, squared_relu, sigmoid) have no row state.
+
+Where the keys are few (TILES > 0) all scores of a block of queries are computed once and stay in registers, as that
+many tiles; otherwise each sweep over the keys computes them anew, which costs less than moving them.  No atomics: two
+runs agree to the bit.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import triton
+import triton.language as tl
+
+
+class Sight(NamedTuple):
+    """What masks and biases scores: pointers (None where absent), strides, and what of it is there."""
+
+    mask: Any
+    mask_strides: Any
+    lengths: Any
+    slopes: Any
+    slopes_stride: Any
+    query_positions: Any
+    query_positions_stride: Any
+    key_positions: Any
+    key_positions_stride: Any
+    left: Any
+    right: Any
+    mask_kind: tl.constexpr
+    """0 none, 1 boolean, 2 additive"""
+    has_lengths: tl.constexpr
+    has_slopes: tl.constexpr
+    has_query_positions: tl.constexpr
+    has_key_positions: tl.constexpr
+    has_left: tl.constexpr
+    has_right: tl.constexpr
+
+
+class Dropout(NamedTuple):
+    seed: Any
+    threshold: Any
+    """A weight is dropped if its random 32 bits are below."""
+    scale: Any
+    on: tl.constexpr
+
+
+class Packed(NamedTuple):
+    """Offsets of packed sequences."""
+
+    cu_q: Any
+    cu_k: Any
+    count: Any
+    on: tl.constexpr
+    width: tl.constexpr
+    """A power of two that holds `count`."""
+
+
+# ---------------------------------------------------------------------------------------------------------------
+# Elementary functions that stay accurate near 0
+
+
+@triton.jit
+def _log2(x, FAST: tl.constexpr):
+    """FAST: one instruction, to 2^-22 absolute near 1 and -inf at 0, where the exact one takes thirty."""
+    if FAST:
+        return tl.inline_asm_elementwise("lg2.approx.ftz.f32 $0, $1;", "=f,f", [x], tl.float32, is_pure=True, pack=1)
+    return tl.log2(tl.maximum(x, 1e-30))
+
+
+@triton.jit
+def _log1p(w, FAST: tl.constexpr):
+    z = w / (w + 2.0)
+    z2 = z * z
+    near = 2.0 * z * (1.0 + z2 * (1.0 / 3.0 + z2 * (0.2 + z2 * (1.0 / 7.0 + z2 * (1.0 / 9.0)))))
+    return tl.where(tl.abs(w) < 0.25, near, _log2(1.0 + w, FAST) * 0.6931471805599453)
+
+
+@triton.jit
+def _expm1(x):
+    near = x * (1.0 + x * (0.5 + x * (1.0 / 6.0 + x * (1.0 / 24.0 + x * (1.0 / 120.0 + x * (1.0 / 720.0))))))
+    return tl.where(tl.abs(x) < 0.25, near, tl.exp(x) - 1.0)
+
+
+# ---------------------------------------------------------------------------------------------------------------
+# Tiles
+
+
+@triton.jit
+def _pointers(base, first, stride, stride_d, ROWS: tl.constexpr, WIDTH: tl.constexpr):
+    rows = tl.arange(0, ROWS)[:, None] * stride
+    return base + tl.cast(first, tl.int64) * stride + rows + tl.arange(0, WIDTH)[None, :] * stride_d
+
+
+@triton.jit
+def _inside(first, end, D: tl.constexpr, ROWS: tl.constexpr, WIDTH: tl.constexpr):
+    inside = (first + tl.arange(0, ROWS) < end)[:, None]
+    if D != WIDTH:
+        inside = inside & (tl.arange(0, WIDTH) < D)[None, :]
+    return inside
+
+
+@triton.jit
+def _load(base, first, end, strides, D: tl.constexpr, ROWS: tl.constexpr, WIDTH: tl.constexpr):
+    """Rows first, first + 1, ... of a (length, D) matrix, zero beyond its end."""
+    pointers = _pointers(base, first, strides[2], strides[3], ROWS, WIDTH)
+    return tl.load(pointers, mask=_inside(first, end, D, ROWS, WIDTH), other=0.0)
+
+
+@triton.jit
+def _store(base, x, first, end, strides, D: tl.constexpr, ROWS: tl.constexpr, WIDTH: tl.constexpr):
+    pointers = _pointers(base, first, strides[2], strides[3], ROWS, WIDTH)
+    tl.store(pointers, x.to(base.dtype.element_ty), mask=_inside(first, end, D, ROWS, WIDTH))
+
+
+@triton.jit
+def _matrix(base, b, h, start, strides):
+    """The (length, D) matrix of one sequence and head."""
+    return (
+        base
+        + tl.cast(b, tl.int64) * strides[0]
+        + tl.cast(h, tl.int64) * strides[1]
+        + tl.cast(start, tl.int64) * strides[2]
+    )
+
+
+@triton.jit
+def _place(block, num_q, num_k, packed, BLOCK: tl.constexpr, OVER_KEYS: tl.constexpr):
+    """A program's block within its sequence, and where that starts and how long it is.
+
+    Blocks of packed sequences are counted through; one beyond the last has a sequence without queries and keys.
+    """
+    q_start = tl.zeros((), tl.int64)
+    k_start = tl.zeros((), tl.int64)
+    if packed.on:
+        index = tl.arange(0, packed.width)
+        real = index < packed.count
+        q_starts = tl.load(packed.cu_q + index, mask=real, other=0)
+        k_starts = tl.load(packed.cu_k + index, mask=real, other=0)
+        q_lengths = tl.load(packed.cu_q + index + 1, mask=real, other=0) - q_starts
+        k_lengths = tl.load(packed.cu_k + index + 1, mask=real, other=0) - k_starts
+        blocks = tl.cdiv(k_lengths if OVER_KEYS else q_lengths, BLOCK)
+        ends = tl.cumsum(blocks, 0)
+        own = (ends > block) & (ends - blocks <= block)
+        block = block - tl.sum(tl.where(own, ends - blocks, 0), 0)
+        q_start = tl.sum(tl.where(own, q_starts, 0), 0)
+        k_start = tl.sum(tl.where(own, k_starts, 0), 0)
+        num_q = tl.sum(tl.where(own, q_lengths, 0), 0).to(tl.int32)
+        num_k = tl.sum(tl.where(own, k_lengths, 0), 0).to(tl.int32)
+    return block.to(tl.int32), q_start, num_q, k_start, num_k
+
+
+@triton.jit
+def _key_end(sight, b, num_k):
+    if sight.has_lengths:
+        num_k = tl.minimum(num_k, tl.load(sight.lengths + b).to(tl.int32))
+    return num_k
+
+
+@triton.jit
+def _scores(
+    q, k, scale, sight, b, h, q_first, k_first, q_start, num_q, k_start, num_k, key_end, PRECISION: tl.constexpr,
+    BM: tl.constexpr, BN: tl.constexpr
+):  # fmt: skip
+    """Scaled and biased scores of a tile, -inf where a key is hidden."""
+    s = tl.dot(q, tl.trans(k), input_precision=PRECISION) * scale
+    rows = q_first + tl.arange(0, BM)
+    cols = k_first + tl.arange(0, BN)
+    seen = (cols < key_end)[None, :]
+    if sight.has_left or sight.has_right or sight.has_slopes:
+        query_positions = rows + (num_k - num_q)
+        key_positions = cols
+        if sight.has_query_positions:
+            base = sight.query_positions + tl.cast(b, tl.int64) * sight.query_positions_stride + q_start
+            query_positions = tl.load(base + rows, mask=rows < num_q, other=0).to(tl.int32)
+        if sight.has_key_positions:
+            base = sight.key_positions + tl.cast(b, tl.int64) * sight.key_positions_stride + k_start
+            key_positions = tl.load(base + cols, mask=cols < num_k, other=0).to(tl.int32)
+        ahead = key_positions[None, :] - query_positions[:, None]
+        if sight.has_left:
+            seen = seen & (ahead >= -sight.left)
+        if sight.has_right:
+            seen = seen & (ahead <= sight.right)
+        if sight.has_slopes:
+            slope = tl.load(sight.slopes + b * sight.slopes_stride + h)
+            s -= slope * tl.abs(ahead).to(tl.float32)
+    if sight.mask_kind > 0:
+        base = sight.mask + tl.cast(b, tl.int64) * sight.mask_strides[0] + tl.cast(h, tl.int64) * sight.mask_strides[1]
+        base += (q_start + q_first) * sight.mask_strides[2] + (k_start + k_first) * sight.mask_strides[3]
+        tile = tl.arange(0, BM)[:, None] * sight.mask_strides[2] + tl.arange(0, BN)[None, :] * sight.mask_strides[3]
+        mask = tl.load(base + tile, mask=(rows < num_q)[:, None] & (cols < num_k)[None, :], other=0)
+        if sight.mask_kind == 1:
+            seen = seen & (mask != 0)
+        else:
+            s += mask.to(tl.float32)
+    return tl.where(seen, s, float("-inf"))
+
+
+@triton.jit
+def _mix(x):
+    """Scramble 32 bits so that neighbouring counters give unrelated bits (lowbias32)."""
+    x = (x ^ (x >> 16)) * 0x7FEB352D
+    x = (x ^ (x >> 15)) * 0x846CA68B
+    return x ^ (x >> 16)
+
+
+@triton.jit
+def _kept(dropout, head, q_first, k_first, BM: tl.constexpr, BN: tl.constexpr):
+    """0 or 1 / (1 - p) for each weight of a tile: a hash of the seed, the head and the indices, the same every time."""
+    seed = tl.load(dropout.seed)
+    low = (seed & 0xFFFFFFFF).to(tl.uint32)
+    high = ((seed >> 32) & 0xFFFFFFFF).to(tl.uint32)
+    rows = (q_first + tl.arange(0, BM)).to(tl.uint32)
+    cols = (k_first + tl.arange(0, BN)).to(tl.uint32)
+    by_row = _mix(_mix(rows ^ low) + _mix(tl.cast(head, tl.uint32) ^ high))
+    by_col = _mix(cols + high)
+    bits = _mix(by_row[:, None] + by_col[None, :])
+    return tl.where(bits < dropout.threshold, 0.0, dropout.scale)
+
+
+# ---------------------------------------------------------------------------------------------------------------
+# Rules: scores to weights
+
+
+@triton.jit
+def _exponent(E, e_value, h, HAS_E: tl.constexpr, FAST: tl.constexpr):
+    """e = alpha - 1 of a head; a number too small to tell from 0 stands for that."""
+    e = e_value
+    if HAS_E:
+        e = tl.load(E + h)
+    return tl.maximum(e, 1e-6 if FAST else 1e-20)
+
+
+@triton.jit
+def _entmax(d, c, e, RULE: tl.constexpr, FAST: tl.constexpr):
+    """x, v and log2 x of scores d = s - m, given the rows' solution c; weights are r = v x, unnormalised."""
+    if RULE == "squares":
+        x = tl.maximum(d * 0.5 + c[:, None], 0.0)
+        v = x
+        log_x = x
+    elif RULE == "identity":
+        x = tl.maximum(d + c[:, None], 0.0)
+        v = tl.where(x > 0.0, 1.0, 0.0)
+        log_x = x
+    else:
+        factor = (e * tl.exp(e * c))[:, None]
+        x = tl.maximum(d * factor + 1.0, 0.0)
+        if e < (0.004 if FAST else 0.125):  # elsewhere the rounding of 1 + w is not amplified enough to matter
+            log_x = _log1p(tl.maximum(d * factor, -0.99999994), FAST) * 1.4426950408889634
+        else:
+            log_x = _log2(x, FAST)
+        # At FAST the logarithm of 0 is -inf, and its power 0 by itself.
+        v = tl.exp2(log_x * tl.maximum(1.0 / e - 1.0, 1e-6 if FAST else 0.0))
+        if not FAST:
+            v = tl.where(x > 0.0, v, 0.0)
+    return x, v, log_x
+
+
+@triton.jit
+def _mass(c, total, RULE: tl.constexpr):
+    """The sum of the weights that c stands for, from the sum of r."""
+    if RULE == "power":
+        total *= tl.exp(-c)
+    return total
+
+
+@triton.jit
+def _advance(c, total, slope, e, RULE: tl.constexpr):
+    """The next c from the sums of r and v: a Newton step on a norm of x, which never passes the root."""
+    if RULE == "squares":
+        return c - (total - tl.sqrt(total)) / slope
+    if RULE == "identity":
+        return c - (total - 1.0) / slope
+    return c - _log1p((total / slope) * _expm1(-e * (tl.log(total) - c)), False) / e
+
+
+@triton.jit
+def _inverse(x):
+    """1 / x, and 0 for the rows that see nothing."""
+    return tl.where(x > 0.0, 1.0 / x, 0.0)
+
+
+@triton.jit
+def _activation(s, RULE: tl.constexpr):
+    """Weights and slopes of elementwise rules."""
+    if RULE == "sigmoid":
+        r = 1.0 / (1.0 + tl.exp(-s))
+        v = r * (1.0 - r)
+    elif RULE == "squared_relu":
+        y = tl.maximum(s, 0.0)
+        r = y * y
+        v = 2.0 * y
+    else:
+        r = tl.maximum(s, 0.0)
+        v = tl.where(s > 0.0, 1.0, 0.0)
+    return r, v
+
+
+@triton.jit
+def _weights(s, m, c, n, e, bias, RULE: tl.constexpr, NORMALISED: tl.constexpr, FAST: tl.constexpr):
+    """Weights, slopes, x and log2 x of a tile from its rows' state; n also scales the rows of elementwise rules."""
+    if NORMALISED:
+        x, v, log_x = _entmax(s - m[:, None], c, e, RULE, FAST)
+        p = v * x * n[:, None]
+        if RULE == "squares":
+            v *= tl.sqrt(n)[:, None]
+        elif RULE == "power":
+            v *= tl.where(n > 0.0, tl.exp((1.0 - e) * tl.log(tl.maximum(n, 2e-38))), 0.0)[:, None]
+    else:
+        x, v = _activation(s + bias, RULE)
+        log_x = x
+        p = x * n[:, None]
+        v *= n[:, None]
+    return p, v, x, log_x
+
+
+@triton.jit
+def _curvature(x, log_x, n, e, FAST: tl.constexpr):
+    """kappa = (1 - X + X ln X) / e^2 with X = p^e, without its cancellation near X = 1: d alpha is -sum kappa ds."""
+    log_n = tl.log(tl.maximum(n, 2e-38))
+    if FAST:
+        t = tl.maximum(log_x * 0.6931471805599453 + (e * log_n)[:, None], -87.0)
+        power = x * tl.exp(e * log_n)[:, None]
+        kappa = tl.where(tl.abs(t) < 0.1, t * t * (0.5 + t * (1.0 / 3 + t * 0.125)), power * (t - 1.0) + 1.0)
+        return kappa * (1.0 / (e * e))
+    log_p = tl.maximum(log_x * (0.6931471805599453 / e) + log_n[:, None], -87.0)
+    t = log_p * e
+    series = 1.0 / 144 + t * (1.0 / 840 + t * (1.0 / 5760))
+    series = 0.5 + t * (1.0 / 3 + t * (0.125 + t * (1.0 / 30 + t * series)))
+    power = tl.exp(t)
+    return tl.where(tl.abs(t) < 0.3, log_p * log_p * series, (1.0 - power + power * t) / (e * e))
+
+
+# ---------------------------------------------------------------------------------------------------------------
+# Forward
+
+
+@triton.jit
+def _query_range(sight, k_first, num_q, num_k, BM: tl.constexpr, BN: tl.constexpr):
+    """First and end of the queries that can see a block of keys, where positions are the default ones."""
+    low = tl.zeros((), tl.int32)
+    high = num_q
+    first = k_first - (num_k - num_q)
+    if sight.has_right and not (sight.has_query_positions or sight.has_key_positions):
+        low = tl.maximum(0, first - sight.right) // BM * BM
+    if sight.has_left and not (sight.has_query_positions or sight.has_key_positions):
+        high = tl.minimum(high, first + BN + sight.left)
+    return low, high
+
+
+@triton.jit
+def _key_range(sight, q_first, num_q, num_k, key_end, BM: tl.constexpr, BN: tl.constexpr):
+    """First and end of the keys that a block of queries can see, where positions are the default ones."""
+    low = tl.zeros((), tl.int32)
+    high = key_end
+    first = q_first + num_k - num_q
+    if sight.has_right and not (sight.has_query_positions or sight.has_key_positions):
+        high = tl.minimum(high, first + BM + sight.right)
+    if sight.has_left and not (sight.has_query_positions or sight.has_key_positions):
+        low = tl.maximum(0, first - sight.left) // BN * BN
+    return low, high
+
+
+@triton.jit
+def _add_output(
+    out, out2, total, slope, s, m, c, e, bias, value, dropout, head, q_first, k_first,
+    RULE: tl.constexpr, NORMALISED: tl.constexpr, KEEP_O2: tl.constexpr, FAST: tl.constexpr, PRECISION: tl.constexpr,
+    BM: tl.constexpr, BN: tl.constexpr
+):  # fmt: skip
+    """Add a tile's weights times values to the output, and its weights and slopes to the row sums."""
+    if NORMALISED:
+        x, v, log_x = _entmax(s - m[:, None], c, e, RULE, FAST)
+        r = v * x
+        total += tl.sum(r, 1)
+        slope += tl.sum(v, 1)
+    else:
+        r, v = _activation(s + bias, RULE)
+    if dropout.on:
+        kept = _kept(dropout, head, q_first, k_first, BM, BN)
+        r *= kept
+        v *= kept
+    out = tl.dot(r.to(value.dtype), value, out, input_precision=PRECISION)
+    if KEEP_O2:
+        out2 = tl.dot(v.to(value.dtype), value, out2, input_precision=PRECISION)
+    return out, out2, total, slope
+
+
+@triton.jit
+def _solve_start(top, c, alive, e, RULE: tl.constexpr, FAST: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr):
+    """The solution over a subset of the scores bounds c from the side where Newton steps start, and closely.
+
+    `top` holds such a subset, relative to the row's maximum: the largest of every few scores.
+    """
+    if BN > 32:
+        top = tl.max(tl.reshape(top, (BM, BN // 32, 32)), 1)
+    for _ in range(3):
+        x, v, log_x = _entmax(top, c, e, RULE, FAST)
+        c = _advance(c, tl.where(alive, tl.sum(v * x, 1), 1.0), tl.where(alive, tl.sum(v, 1), 1.0), e, RULE)
+    return c
+
+
+@triton.jit
+def forward(
+    Q, K, V, OUT, O2, M, C, N, SCALES, E, q_strides, k_strides, v_strides, o_strides, scales_strides,
+    sight, dropout, packed, e_value, scale, bias, H, GROUPS, num_q, num_k, num_blocks,
+    D: tl.constexpr, DW: tl.constexpr, DV: tl.constexpr, DVW: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
+    RULE: tl.constexpr, NORMALISED: tl.constexpr, HAS_E: tl.constexpr, HAS_SCALES: tl.constexpr, TILES: tl.constexpr,
+    KEEP_O2: tl.constexpr, TOLERANCE: tl.constexpr, FAST: tl.constexpr, PRECISION: tl.constexpr
+):  # fmt: skip
+    program = tl.program_id(0)
+    h = (program // num_blocks) % H
+    b = program // (num_blocks * H)
+    head = b * H + h
+    row = tl.cast(head, tl.int64) * num_q + tl.arange(0, BM)
+    block, q_start, num_q, k_start, num_k = _place(program % num_blocks, num_q, num_k, packed, BM, False)
+    q_first = block * BM
+    if q_first >= num_q:
+        return
+    row += q_start + q_first
+    present = q_first + tl.arange(0, BM) < num_q
+    key_end = _key_end(sight, b, num_k)
+    low, high = _key_range(sight, q_first, num_q, num_k, key_end, BM, BN)
+    q = _load(_matrix(Q, b, h, q_start, q_strides), q_first, num_q, q_strides, D, BM, DW)
+    keys = _matrix(K, b, h // GROUPS, k_start, k_strides)
+    values = _matrix(V, b, h // GROUPS, k_start, v_strides)
+    e = _exponent(E, e_value, h, HAS_E, FAST)
+    m = tl.zeros((BM,), tl.float32)
+    c = tl.zeros((BM,), tl.float32)
+    if RULE == "squares" or RULE == "identity":
+        c += 1.0
+    out = tl.zeros((BM, DVW), tl.float32)
+    out2 = tl.zeros((BM, DVW), tl.float32)
+    q_token = q_start.to(tl.int32) + q_first
+    tiles = ()
+    top = tl.full((BM, BN), float("-inf"), tl.float32)
+    if TILES > 0:
+        for i in tl.static_range(TILES):
+            k = _load(keys, low + i * BN, key_end, k_strides, D, BN, DW)
+            tile = _scores(
+                q, k, scale, sight, b, h, q_first, low + i * BN, q_start, num_q, k_start, num_k, key_end, PRECISION,
+                BM, BN
+            )  # fmt: skip
+            tiles = tiles + (tile,)
+            top = tl.maximum(top, tile)
+    elif NORMALISED:
+        for first in range(low, high, BN):
+            k = _load(keys, first, key_end, k_strides, D, BN, DW)
+            top = tl.maximum(top, _scores(
+                q, k, scale, sight, b, h, q_first, first, q_start, num_q, k_start, num_k, key_end, PRECISION, BM, BN
+            ))  # fmt: skip
+    if NORMALISED:
+        m = tl.max(top, 1)
+        alive = m > float("-inf")
+        m = tl.where(alive, m, 0.0)
+        if TILES != 1 or BN > 32:
+            c = _solve_start(top - m[:, None], c, alive, e, RULE, FAST, BM, BN)
+        worst = float("inf")
+        go = True
+        while go:
+            total = tl.zeros((BM,), tl.float32)
+            slope = tl.zeros((BM,), tl.float32)
+            if TILES > 0:
+                for i in tl.static_range(TILES):
+                    x, v, log_x = _entmax(tiles[i] - m[:, None], c, e, RULE, FAST)
+                    total += tl.sum(v * x, 1)
+                    slope += tl.sum(v, 1)
+            else:
+                for first in range(low, high, BN):
+                    k = _load(keys, first, key_end, k_strides, D, BN, DW)
+                    tile = _scores(
+                        q, k, scale, sight, b, h, q_first, first, q_start, num_q, k_start, num_k, key_end, PRECISION,
+                        BM, BN
+                    )  # fmt: skip
+                    x, v, log_x = _entmax(tile - m[:, None], c, e, RULE, FAST)
+                    total += tl.sum(v * x, 1)
+                    slope += tl.sum(v, 1)
+            error = tl.max(tl.where(alive, tl.abs(_mass(c, total, RULE) - 1.0), 0.0), 0)
+            # Every step squares the error: after the one from here, what is left is of the order of
+            # rounding, and is divided out below.
+            go = (error > TOLERANCE) & (error < worst)
+            worst = error
+            c = _advance(c, tl.where(alive, total, 1.0), tl.where(alive, slope, 1.0), e, RULE)
+        tl.store(M + row, m, mask=present)
+        tl.store(C + row, c, mask=present)
+    total = tl.zeros((BM,), tl.float32)
+    slope = tl.zeros((BM,), tl.float32)
+    if TILES > 0:
+        for i in tl.static_range(TILES):
+            value = _load(values, low + i * BN, key_end, v_strides, DV, BN, DVW)
+            out, out2, total, slope = _add_output(
+                out, out2, total, slope, tiles[i], m, c, e, bias, value, dropout, head, q_token, low + i * BN,
+                RULE, NORMALISED, KEEP_O2, FAST, PRECISION, BM, BN
+            )  # fmt: skip
+    else:
+        for first in range(low, high, BN):
+            k = _load(keys, first, key_end, k_strides, D, BN, DW)
+            tile = _scores(
+                q, k, scale, sight, b, h, q_first, first, q_start, num_q, k_start, num_k, key_end, PRECISION, BM, BN
+            )  # fmt: skip
+            value = _load(values, first, key_end, v_strides, DV, BN, DVW)
+            out, out2, total, slope = _add_output(
+                out, out2, total, slope, tile, m, c, e, bias, value, dropout, head, q_token, first,
+                RULE, NORMALISED, KEEP_O2, FAST, PRECISION, BM, BN
+            )  # fmt: skip
+    n = tl.full((BM,), 1.0, tl.float32)
+    if NORMALISED:
+        n = _inverse(total)
+        tl.store(N + row, n, mask=present)
+    elif HAS_SCALES:
+        n = _load_scales(SCALES, scales_strides, b, h, q_start + q_first, present, BM)
+    _store(_matrix(OUT, b, h, q_start, o_strides), out * n[:, None], q_first, num_q, o_strides, DV, BM, DVW)
+    if KEEP_O2:
+        out2 *= _inverse(slope)[:, None]
+        _store(_matrix(O2, b, h, q_start, o_strides), out2, q_first, num_q, o_strides, DV, BM, DVW)
+
+
+# ---------------------------------------------------------------------------------------------------------------
+# Backward
+
+
+@triton.jit
+def _load_scales(SCALES, strides, b, h, first, present, BM: tl.constexpr):
+    base = SCALES + b * strides[0] + h * strides[1] + first * strides[2]
+    return tl.load(base + tl.arange(0, BM) * strides[2], mask=present, other=0.0)
+
+
+@triton.jit
+def _load_rows(
+    M, C, N, SCALES, scales_strides, b, h, row, first, present, NORMALISED: tl.constexpr, HAS_SCALES: tl.constexpr,
+    BM: tl.constexpr
+):  # fmt: skip
+    """The rows' state (m, c, n)."""
+    m = tl.zeros((BM,), tl.float32)
+    c = m
+    n = m + 1.0
+    if NORMALISED:
+        m = tl.load(M + row, mask=present, other=0.0)
+        c = tl.load(C + row, mask=present, other=1.0)
+        n = tl.load(N + row, mask=present, other=0.0)
+    elif HAS_SCALES:
+        n = _load_scales(SCALES, scales_strides, b, h, first, present, BM)
+    return m, c, n
+
+
+@triton.jit
+def _whole_block(
+    dk, dv, k, value, Q, DO, DQ, M, C, N, SCALES, E, q_strides, do_strides, dq_strides, scales_strides, sight, dropout,
+    e_value, scale, bias, b, h, H, q_first, num_q, num_k, key_end,
+    D: tl.constexpr, DW: tl.constexpr, DV: tl.constexpr, DVW: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
+    RULE: tl.constexpr, NORMALISED: tl.constexpr, HAS_E: tl.constexpr, HAS_SCALES: tl.constexpr, WITH_E: tl.constexpr,
+    FAST: tl.constexpr, PRECISION: tl.constexpr
+):  # fmt: skip
+    """One block of queries against all keys: d query is stored, d key and d value added up, d alpha returned."""
+    zero = tl.zeros((), tl.int64)
+    first = tl.zeros((), tl.int32)
+    head = b * H + h
+    e = _exponent(E, e_value, h, HAS_E, FAST)
+    row = tl.cast(head, tl.int64) * num_q + q_first + tl.arange(0, BM)
+    present = q_first + tl.arange(0, BM) < num_q
+    q = _load(_matrix(Q, b, h, zero, q_strides), q_first, num_q, q_strides, D, BM, DW)
+    do = _load(_matrix(DO, b, h, zero, do_strides), q_first, num_q, do_strides, DV, BM, DVW)
+    m, c, n = _load_rows(M, C, N, SCALES, scales_strides, b, h, row, q_first, present, NORMALISED, HAS_SCALES, BM)
+    s = _scores(q, k, scale, sight, b, h, q_first, first, zero, num_q, zero, num_k, key_end, PRECISION, BM, BN)
+    p, v, x, log_x = _weights(s, m, c, n, e, bias, RULE, NORMALISED, FAST)
+    # In this order as little as possible is alive at a time: registers are what limits this kernel.
+    kappa = v
+    if WITH_E:
+        kappa = _curvature(x, log_x, n, e, FAST)
+    kept = 1.0
+    if dropout.on:
+        kept = _kept(dropout, head, q_first, first, BM, BN)
+        p *= kept
+    dv = tl.dot(tl.trans(p.to(do.dtype)), do, dv, input_precision=PRECISION)
+    dp = tl.dot(do, tl.trans(value), input_precision=PRECISION)
+    if dropout.on:
+        dp *= kept
+    if NORMALISED:
+        dp -= (tl.sum(v * dp, 1) * _inverse(tl.sum(v, 1)))[:, None]
+    ds = v * dp
+    de = 0.0
+    if WITH_E:
+        de = -tl.sum(tl.sum(kappa * ds, 1), 0)
+    ds = ds.to(q.dtype)
+    dq = tl.dot(ds, k, input_precision=PRECISION) * scale
+    _store(_matrix(DQ, b, h, zero, dq_strides), dq, q_first, num_q, dq_strides, D, BM, DW)
+    dk = tl.dot(tl.trans(ds), q, dk, input_precision=PRECISION)
+    return dk, dv, de
+
+
+@triton.jit
+def backward_whole(
+    Q, K, V, DO, DQ, DK, DV_, DE, M, C, N, SCALES, E, q_strides, k_strides, v_strides, do_strides, dq_strides,
+    dk_strides, dv_strides, scales_strides, sight, dropout, packed, e_value, scale, bias, H, GROUPS, num_q, num_k,
+    D: tl.constexpr, DW: tl.constexpr, DV: tl.constexpr, DVW: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
+    RULE: tl.constexpr, NORMALISED: tl.constexpr, HAS_E: tl.constexpr, HAS_SCALES: tl.constexpr, WITH_E: tl.constexpr,
+    ONE_BLOCK: tl.constexpr, FAST: tl.constexpr, PRECISION: tl.constexpr
+):  # fmt: skip
+    program = tl.program_id(0)
+    key_heads = H // GROUPS
+    b = program // key_heads
+    key_head = program % key_heads
+    zero = tl.zeros((), tl.int64)
+    first = tl.zeros((), tl.int32)
+    key_end = _key_end(sight, b, num_k)
+    k = _load(_matrix(K, b, key_head, zero, k_strides), first, key_end, k_strides, D, BN, DW)
+    value = _load(_matrix(V, b, key_head, zero, v_strides), first, key_end, v_strides, DV, BN, DVW)
+    dk = tl.zeros((BN, DW), tl.float32)
+    dv = tl.zeros((BN, DVW), tl.float32)
+    if ONE_BLOCK:  # a loop around it would cost a third of the speed
+        dk, dv, de = _whole_block(
+            dk, dv, k, value, Q, DO, DQ, M, C, N, SCALES, E, q_strides, do_strides, dq_strides, scales_strides, sight,
+            dropout, e_value, scale, bias, b, key_head, H, first, num_q, num_k, key_end,
+            D, DW, DV, DVW, BM, BN, RULE, NORMALISED, HAS_E, HAS_SCALES, WITH_E, FAST, PRECISION
+        )  # fmt: skip
+        if WITH_E:
+            tl.store(DE + program, de)
+    else:
+        for h in range(key_head * GROUPS, key_head * GROUPS + GROUPS):
+            head_de = tl.zeros((), tl.float32)
+            for q_first in range(first, num_q, BM):
+                dk, dv, de = _whole_block(
+                    dk, dv, k, value, Q, DO, DQ, M, C, N, SCALES, E, q_strides, do_strides, dq_strides, scales_strides,
+                    sight, dropout, e_value, scale, bias, b, h, H, q_first, num_q, num_k, key_end,
+                    D, DW, DV, DVW, BM, BN, RULE, NORMALISED, HAS_E, HAS_SCALES, WITH_E, FAST, PRECISION
+                )  # fmt: skip
+                head_de += de
+            if WITH_E:
+                tl.store(DE + b * H + h, head_de)
+    _store(_matrix(DK, b, key_head, zero, dk_strides), dk * scale, first, num_k, dk_strides, D, BN, DW)
+    _store(_matrix(DV_, b, key_head, zero, dv_strides), dv, first, num_k, dv_strides, DV, BN, DVW)
+
+
+@triton.jit
+def backward_queries(
+    Q, K, V, DO, DQ, DE, O2, DELTA, M, C, N, SCALES, E, q_strides, k_strides, v_strides, do_strides, dq_strides,
+    o2_strides, scales_strides, sight, dropout, packed, e_value, scale, bias, H, GROUPS, num_q, num_k, num_blocks,
+    D: tl.constexpr, DW: tl.constexpr, DV: tl.constexpr, DVW: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
+    RULE: tl.constexpr, NORMALISED: tl.constexpr, HAS_E: tl.constexpr, HAS_SCALES: tl.constexpr, WITH_E: tl.constexpr,
+    FAST: tl.constexpr, PRECISION: tl.constexpr
+):  # fmt: skip
+    program = tl.program_id(0)
+    h = (program // num_blocks) % H
+    b = program // (num_blocks * H)
+    head = b * H + h
+    row = tl.cast(head, tl.int64) * num_q + tl.arange(0, BM)
+    block, q_start, num_q, k_start, num_k = _place(program % num_blocks, num_q, num_k, packed, BM, False)
+    q_first = block * BM
+    if q_first >= num_q:
+        if WITH_E:
+            tl.store(DE + program, 0.0)
+        return
+    row += q_start + q_first
+    present = q_first + tl.arange(0, BM) < num_q
+    key_end = _key_end(sight, b, num_k)
+    low, high = _key_range(sight, q_first, num_q, num_k, key_end, BM, BN)
+    keys = _matrix(K, b, h // GROUPS, k_start, k_strides)
+    values = _matrix(V, b, h // GROUPS, k_start, v_strides)
+    e = _exponent(E, e_value, h, HAS_E, FAST)
+    q = _load(_matrix(Q, b, h, q_start, q_strides), q_first, num_q, q_strides, D, BM, DW)
+    do = _load(_matrix(DO, b, h, q_start, do_strides), q_first, num_q, do_strides, DV, BM, DVW)
+    m, c, n = _load_rows(M, C, N, SCALES, scales_strides, b, h, row, q_start + q_first, present, NORMALISED, HAS_SCALES,
+                         BM)  # fmt: skip
+    delta = tl.zeros((BM,), tl.float32)
+    if NORMALISED:
+        o2 = _load(_matrix(O2, b, h, q_start, o2_strides), q_first, num_q, o2_strides, DV, BM, DVW)
+        delta = tl.sum(o2 * do.to(tl.float32), 1)
+        tl.store(DELTA + row, delta, mask=present)
+    dq = tl.zeros((BM, DW), tl.float32)
+    # O2 comes from rounded slopes, which is enough for d query but not for d alpha: it gets its mean from exact sums.
+    kappa_v = tl.zeros((BM,), tl.float32)
+    kappa_v_dp = tl.zeros((BM,), tl.float32)
+    sum_v = tl.zeros((BM,), tl.float32)
+    sum_v_dp = tl.zeros((BM,), tl.float32)
+    q_token = q_start.to(tl.int32) + q_first
+    for first in range(low, high, BN):
+        k = _load(keys, first, key_end, k_strides, D, BN, DW)
+        value = _load(values, first, key_end, v_strides, DV, BN, DVW)
+        s = _scores(
+            q, k, scale, sight, b, h, q_first, first, q_start, num_q, k_start, num_k, key_end, PRECISION, BM, BN
+        )  # fmt: skip
+        p, v, x, log_x = _weights(s, m, c, n, e, bias, RULE, NORMALISED, FAST)
+        dp = tl.dot(do, tl.trans(value), input_precision=PRECISION)
+        if dropout.on:
+            dp *= _kept(dropout, head, q_token, first, BM, BN)
+        ds = v * (dp - delta[:, None])
+        if WITH_E:
+            kappa = _curvature(x, log_x, n, e, FAST)
+            kappa_v += tl.sum(kappa * v, 1)
+            kappa_v_dp += tl.sum(kappa * v * dp, 1)
+            sum_v += tl.sum(v, 1)
+            sum_v_dp += tl.sum(v * dp, 1)
+        dq = tl.dot(ds.to(k.dtype), k, dq, input_precision=PRECISION)
+    _store(_matrix(DQ, b, h, q_start, dq_strides), dq * scale, q_first, num_q, dq_strides, D, BM, DW)
+    if WITH_E:
+        tl.store(DE + program, tl.sum(sum_v_dp * _inverse(sum_v) * kappa_v - kappa_v_dp, 0))
+
+
+@triton.jit
+def backward_keys(
+    Q, K, V, DO, DK, DV_, DELTA, M, C, N, SCALES, E, q_strides, k_strides, v_strides, do_strides, dk_strides,
+    dv_strides, scales_strides, sight, dropout, packed, e_value, scale, bias, H, GROUPS, num_q, num_k, num_blocks,
+    D: tl.constexpr, DW: tl.constexpr, DV: tl.constexpr, DVW: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
+    RULE: tl.constexpr, NORMALISED: tl.constexpr, HAS_E: tl.constexpr, HAS_SCALES: tl.constexpr,
+    FAST: tl.constexpr, PRECISION: tl.constexpr
+):  # fmt: skip
+    program = tl.program_id(0)
+    key_heads = H // GROUPS
+    key_head = (program // num_blocks) % key_heads
+    b = program // (num_blocks * key_heads)
+    rows_per_head = num_q
+    block, q_start, num_q, k_start, num_k = _place(program % num_blocks, num_q, num_k, packed, BN, True)
+    k_first = block * BN
+    if k_first >= num_k:
+        return
+    key_end = _key_end(sight, b, num_k)
+    low, high = _query_range(sight, k_first, num_q, num_k, BM, BN)
+    k = _load(_matrix(K, b, key_head, k_start, k_strides), k_first, key_end, k_strides, D, BN, DW)
+    value = _load(_matrix(V, b, key_head, k_start, v_strides), k_first, key_end, v_strides, DV, BN, DVW)
+    dk = tl.zeros((BN, DW), tl.float32)
+    dv = tl.zeros((BN, DVW), tl.float32)
+    for h in range(key_head * GROUPS, key_head * GROUPS + GROUPS):
+        head = b * H + h
+        e = _exponent(E, e_value, h, HAS_E, FAST)
+        for q_first in range(low, high, BM):
+            row = tl.cast(head, tl.int64) * rows_per_head + q_start + q_first + tl.arange(0, BM)
+            present = q_first + tl.arange(0, BM) < num_q
+            q = _load(_matrix(Q, b, h, q_start, q_strides), q_first, num_q, q_strides, D, BM, DW)
+            do = _load(_matrix(DO, b, h, q_start, do_strides), q_first, num_q, do_strides, DV, BM, DVW)
+            m, c, n = _load_rows(M, C, N, SCALES, scales_strides, b, h, row, q_start + q_first, present, NORMALISED,
+                                 HAS_SCALES, BM)  # fmt: skip
+            s = _scores(
+                q, k, scale, sight, b, h, q_first, k_first, q_start, num_q, k_start, num_k, key_end, PRECISION, BM, BN
+            )  # fmt: skip
+            p, v, x, log_x = _weights(s, m, c, n, e, bias, RULE, NORMALISED, FAST)
+            dp = tl.dot(do, tl.trans(value), input_precision=PRECISION)
+            if dropout.on:
+                kept = _kept(dropout, head, q_start.to(tl.int32) + q_first, k_first, BM, BN)
+                p *= kept
+                dp *= kept
+            if NORMALISED:
+                dp -= tl.load(DELTA + row, mask=present, other=0.0)[:, None]
+            dk = tl.dot(tl.trans((v * dp).to(q.dtype)), q, dk, input_precision=PRECISION)
+            dv = tl.dot(tl.trans(p.to(do.dtype)), do, dv, input_precision=PRECISION)
+    _store(_matrix(DK, b, key_head, k_start, dk_strides), dk * scale, k_first, num_k, dk_strides, D, BN, DW)
+    _store(_matrix(DV_, b, key_head, k_start, dv_strides), dv, k_first, num_k, dv_strides, DV, BN, DVW)

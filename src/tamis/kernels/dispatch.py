@@ -1,0 +1,116 @@
+"""Whether a call can run fused, and running it."""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+import os
+
+import torch
+from torch import Tensor
+
+from tamis.attention.checks import Call
+from tamis.attention.rules import ActivationRule, EntmaxRule, Rule
+from tamis.kernels.arguments import ELEMENTWISE_RULES, Arguments
+
+MAX_HEAD_DIM = 256
+
+
+def obstacle(call: Call, rule: Rule) -> str | None:
+    """Why no fused kernel can take this call, or None."""
+    visibility = call.visibility
+    if (reason := _machine(call.query.device.type)) is not None:
+        return reason
+    if torch._C._functorch.peek_interpreter_stack() is not None:
+        return "torch.func transforms need the plain operations"
+    if call.query.dtype not in (torch.float16, torch.bfloat16, torch.float32):
+        return f"there are kernels for fp16, bf16 and fp32, not for {call.query.dtype}"
+    if max(call.query.shape[3], call.value.shape[3]) > MAX_HEAD_DIM:
+        return f"head sizes go up to {MAX_HEAD_DIM}, got {call.query.shape[3]} and {call.value.shape[3]}"
+    for name, x in (("attn_mask", visibility.attn_mask), ("alibi_slopes", visibility.alibi_slopes)):
+        if x is not None and x.requires_grad and torch.is_grad_enabled():
+            return f"{name} needs a gradient"
+    return _rule_obstacle(rule)
+
+
+def _rule_obstacle(rule: Rule) -> str | None:
+    if isinstance(rule, ActivationRule):
+        known = rule.activation in ELEMENTWISE_RULES
+        return None if known else f"there are kernels for {', '.join(ELEMENTWISE_RULES)}, not for {rule.activation}"
+    if not isinstance(rule, EntmaxRule):
+        return f"there is no kernel for {type(rule).__name__}"
+    if isinstance(rule.e, Tensor) and any(rule.e.shape[dim] != 1 for dim in (0, 2)):
+        return "alpha is one number or one per head, not one per sequence or query"
+    return None
+
+
+def _machine(device: str) -> str | None:
+    if not _has_triton():
+        return "triton is not installed"
+    interpreted = device == "cpu" and os.environ.get("TRITON_INTERPRET") == "1"
+    if device != "cuda" and not interpreted:
+        return f"kernels run on CUDA devices, and the inputs are on {device}"
+    if device == "cuda" and torch.cuda.get_device_capability()[0] < 8:
+        return "kernels need a GPU of compute capability 8.0 or more"
+    return None
+
+
+@functools.cache
+def _has_triton() -> bool:
+    return importlib.util.find_spec("triton") is not None
+
+
+def attend(call: Call, rule: Rule, dropout_p: float, generator: torch.Generator | None) -> Tensor:
+    """The output of a call without an obstacle."""
+    from tamis.kernels.ops import attend_forward
+
+    visibility = call.visibility
+    left, right = visibility.window or (-1, -1)
+    if visibility.is_causal:
+        right = 0 if right < 0 else min(right, 0)
+    cu_q, cu_k = visibility.cu_seqlens or (None, None)
+    name, e, e_value, bias, row_scale = _rule_arguments(rule, call.query.shape[1])
+    arguments = Arguments(
+        query=call.query,
+        key=call.key,
+        value=call.value,
+        e=e,
+        row_scale=row_scale,
+        attn_mask=visibility.attn_mask,
+        key_lengths=visibility.key_lengths,
+        alibi_slopes=visibility.alibi_slopes,
+        query_positions=visibility.query_positions,
+        key_positions=visibility.key_positions,
+        cu_q=cu_q,
+        cu_k=cu_k,
+        seed=_seed(dropout_p, generator, call.query.device),
+        rule=name,
+        e_value=e_value,
+        bias=bias,
+        scale=call.scale,
+        left=left,
+        right=right,
+        dropout_p=dropout_p,
+    )
+    inputs = (call.query, call.key, call.value, e)
+    train = torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in inputs)
+    out: Tensor = attend_forward(*arguments, train)[0]
+    return out
+
+
+def _rule_arguments(rule: Rule, heads: int) -> tuple[str, Tensor | None, float, float, Tensor | None]:
+    """Name, e per head, e for all, bias, scale per row."""
+    if isinstance(rule, ActivationRule):
+        return rule.activation, None, 0.0, rule.bias, rule.scale
+    assert isinstance(rule, EntmaxRule)
+    if isinstance(rule.e, Tensor):
+        return "power", rule.e.flatten().expand(heads).contiguous(), 0.0, 0.0, None
+    return {0.5: "squares", 1.0: "identity"}.get(rule.e, "power"), None, rule.e, 0.0, None
+
+
+def _seed(dropout_p: float, generator: torch.Generator | None, device: torch.device) -> Tensor | None:
+    """One number from the generator, on the device: nothing waits for it, and a captured graph draws it anew."""
+    if dropout_p == 0.0:
+        return None
+    source = device if generator is None else generator.device
+    return torch.randint(2**62, (1,), generator=generator, device=source).to(device)

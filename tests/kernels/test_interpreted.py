@@ -1,0 +1,149 @@
+"""The kernels in Triton's interpreter: slow, on the CPU, and the same code."""
+
+import pytest
+import torch
+
+import tamis
+from kernels.cases import FACTORS, Problem, check, covering, describe
+
+pytest.importorskip("triton")
+pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="runs compiled in test_compiled.py")
+
+SMALL = {
+    **FACTORS,
+    "lengths": ((37, 37), (1, 20), (20, 70), (5, 150)),
+    "head_dims": ((16, 16), (24, 40)),
+    "structure": ("full", "causal", "causal window", "causal alibi", "positions", "packed"),
+    "layout": ("contiguous", "odd strides"),
+}
+
+
+@pytest.mark.parametrize("case", covering(SMALL), ids=describe)
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+def test_pairs_of_features(case, known_dropout):
+    check(Problem(case, torch.float32))
+
+
+HALF = {**SMALL, "lengths": ((37, 37), (5, 150)), "structure": ("causal", "packed"), "mask": ("none",), "groups": (2,)}
+
+
+@pytest.mark.parametrize("case", covering(HALF)[:6], ids=describe)
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+def test_fp16(case, known_dropout):
+    check(Problem(case, torch.float16))
+
+
+def inputs(*shape, **options):
+    return [torch.randn(shape, **options) for _ in range(3)]
+
+
+@pytest.mark.parametrize("alpha", [1.5, 2.0, 1.2])
+@pytest.mark.parametrize("kind", ["equal", "one above", "large", "near ties"])
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+def test_mass_is_one_on_adversarial_rows(alpha, kind):
+    n = 150
+    scores = {
+        "equal": torch.zeros(n),
+        "one above": torch.where(torch.arange(n) == 3, 0.0, -1.0 / (alpha - 1.0) + 1e-3),
+        "large": torch.linspace(990.0, 1000.0, n),
+        "near ties": 1.0 + 1e-6 * torch.arange(n),
+    }[kind]
+    query, key = torch.ones(1, 1, 1, 16), torch.zeros(1, 1, n, 16)
+    mask = scores.view(1, 1, 1, n)
+    out = tamis.entmax_attention(query, key, torch.ones(1, 1, n, 16), mask, alpha=alpha, backend="triton")
+    torch.testing.assert_close(out, torch.ones_like(out), rtol=0.0, atol=1e-5)
+
+
+def test_empty_lengths():
+    for num_q, num_k in ((0, 3), (3, 0), (0, 0)):
+        query = torch.randn(2, 2, num_q, 16, requires_grad=True)
+        key = torch.randn(2, 2, num_k, 16)
+        out = tamis.entmax_attention(query, key, key, backend="triton")
+        (grad,) = torch.autograd.grad(out.sum(), query)
+        assert (out == 0.0).all()
+        assert (grad == 0.0).all()
+
+
+def test_nan_in_padding_stays_there():
+    query, key, value = inputs(1, 2, 20, 16)
+    clean = tamis.entmax_attention(query, key, value, key_lengths=torch.tensor([15]), backend="triton")
+    key[:, :, 15:], value[:, :, 15:] = torch.nan, torch.nan
+    leaves = [x.requires_grad_() for x in (query, key, value)]
+    out = tamis.entmax_attention(*leaves, key_lengths=torch.tensor([15]), backend="triton")
+    torch.testing.assert_close(out, clean, rtol=0.0, atol=0.0)
+    assert all(grad.isfinite().all() for grad in torch.autograd.grad(out.sum(), leaves))
+
+
+def test_dropout_follows_the_generator():
+    query, key, value = inputs(2, 2, 30, 16)
+
+    def run(seed):
+        generator = torch.Generator().manual_seed(seed)
+        return tamis.entmax_attention(query, key, value, dropout_p=0.5, generator=generator, backend="triton")
+
+    assert torch.equal(run(1), run(1))
+    assert not torch.equal(run(1), run(2))
+
+
+def test_dropout_rate_and_independence():
+    case = {name: values[0] for name, values in FACTORS.items()} | {"dropout": 0.3, "lengths": (256, 256)}
+    kept = (Problem(case, torch.float32).kept(987654321) > 0.0).double().flatten(0, 1)
+    n = kept.numel()
+    assert abs(kept.mean().item() - 0.7) < 4 * (0.21 / n) ** 0.5
+    for shift in ((1, 0, 0), (0, 1, 0), (0, 0, 1), (0, 1, 1), (0, 1, -1)):
+        other = kept.roll(shift, (0, 1, 2))
+        covariance = ((kept - 0.7) * (other - 0.7)).mean().item()
+        assert abs(covariance) < 5 * 0.21 / n**0.5
+
+
+def test_opcheck():
+    from tamis.kernels.ops import attend_backward, attend_forward
+
+    query, key, value = inputs(1, 2, 8, 16, requires_grad=True)
+    e = torch.tensor([0.3, 0.6], requires_grad=True)
+    arguments = (query, key, value, e, *[None] * 9, "power", 0.0, 0.0, 0.25, -1, 0, 0.0)
+    torch.library.opcheck(attend_forward, (*arguments, True))
+    out, out2, rows = attend_forward(*arguments, True)
+    constant = tuple(x.detach() if torch.is_tensor(x) else x for x in arguments)
+    grad = torch.randn(out.shape)
+    torch.library.opcheck(attend_backward, (*constant, grad, out2.detach(), rows.detach(), True))
+
+
+def test_activation_checkpointing():
+    query, key, value = inputs(1, 2, 20, 16, requires_grad=True)
+
+    def attention(*x):
+        return tamis.entmax_attention(*x, is_causal=True, backend="triton")
+
+    plain = torch.autograd.grad(attention(query, key, value).sum(), (query, key, value))
+    out = torch.utils.checkpoint.checkpoint(attention, query, key, value, use_reentrant=False)
+    for a, b in zip(torch.autograd.grad(out.sum(), (query, key, value)), plain, strict=True):
+        assert torch.equal(a, b)
+
+
+@pytest.mark.parametrize("what", ["dtype", "head size", "alpha per query", "mask with gradient", "activation", "vmap"])
+def test_obstacles_are_named(what):
+    query, key, value = inputs(1, 2, 4, 16)
+    calls = {
+        "dtype": (
+            lambda: tamis.entmax_attention(query.double(), key.double(), value.double(), backend="triton"),
+            "float64",
+        ),
+        "head size": (lambda: tamis.entmax_attention(*inputs(1, 1, 4, 300), backend="triton"), "256"),
+        "alpha per query": (
+            lambda: tamis.entmax_attention(query, key, value, alpha=torch.full((1, 2, 4, 1), 1.5), backend="triton"),
+            "one per head",
+        ),
+        "mask with gradient": (
+            lambda: tamis.entmax_attention(query, key, value, torch.zeros(4, 4, requires_grad=True), backend="triton"),
+            "attn_mask",
+        ),
+        "activation": (lambda: tamis.relu_attention(query, key, value, activation="gelu", backend="triton"), "gelu"),
+        "vmap": (
+            lambda: torch.vmap(lambda q: tamis.entmax_attention(q, key, value, backend="triton"))(query[None]),
+            "torch.func",
+        ),
+    }
+    call, reason = calls[what]
+    with pytest.raises(RuntimeError, match=f'backend="triton": .*{reason}'):
+        call()
