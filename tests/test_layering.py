@@ -29,7 +29,7 @@ LAYERS = [
 ALLOWED_THIRD_PARTY = {
     "kernels": {"torch", "triton"},
     "models": {"torch", "safetensors"},
-    "bench": {"torch", "rich"},
+    "bench": {"torch", "rich", "matplotlib", "entmax", "adasplash"},
     "demo": {"torch", "rich", "matplotlib"},
     "cli": {"typer"},
 }

@@ -26,6 +26,7 @@ def _app() -> Any:
     bench.command("transforms")(bench_transforms)
     bench.command("attention")(bench_attention)
     bench.command("solver")(bench_solver)
+    bench.command("kernels")(bench_kernels)
     return app
 
 
@@ -71,3 +72,16 @@ def bench_solver(output: Path | None = None, rows: int = 300) -> None:
     from tamis.bench.solver import run
 
     run(output, rows=rows)
+
+
+def bench_kernels(short: bool = False, output: Path | None = None) -> None:
+    """Time the fused GPU kernels against F.scaled_dot_product_attention and the peers that are installed.
+
+    --short: rows of up to 512 keys, as in translation.  The table is printed; with --output its numbers and a picture
+    are also written there.
+    """
+    if not short:
+        sys.exit("say which kernels: tamis bench kernels --short")
+    from tamis.bench.kernels import run_short
+
+    run_short(output)

@@ -62,8 +62,8 @@ def test_mass_is_one_on_adversarial_rows(alpha, n, dtype):
     torch.testing.assert_close(out.float(), torch.ones_like(out, dtype=torch.float32), rtol=0.0, atol=tolerance)
 
 
-def tensors(length=100, heads=4, dim=64, **options):
-    return [torch.randn(2, heads, length, dim, device="cuda", dtype=torch.bfloat16, **options) for _ in range(3)]
+def tensors(length=100, heads=4, dim=64, dtype=torch.bfloat16, **options):
+    return [torch.randn(2, heads, length, dim, device="cuda", dtype=dtype, **options) for _ in range(3)]
 
 
 def learned(heads=4):
@@ -113,10 +113,10 @@ def test_compile_whole_graph_with_dynamic_lengths():
 
     compiled = torch.compile(loss, fullgraph=True, dynamic=True)
     for length in (40, 41, 200):
-        leaves = tensors(length, requires_grad=True)
+        leaves = tensors(length, dtype=torch.float32, requires_grad=True)  # where compiled code rounds as eager code
         expected = torch.autograd.grad(loss(*leaves), (*leaves, alpha))
         for a, b in zip(torch.autograd.grad(compiled(*leaves), (*leaves, alpha)), expected, strict=True):
-            torch.testing.assert_close(a, b, rtol=1e-2, atol=1e-2)
+            torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-4)
 
 
 def test_lengths_share_their_compiled_kernels():

@@ -121,6 +121,21 @@ def test_activation_checkpointing():
         assert torch.equal(a, b)
 
 
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+def test_compile_whole_graph_with_dynamic_lengths():
+    alpha = torch.tensor([1.3, 1.7], requires_grad=True)
+
+    def loss(query, key, value):
+        return tamis.entmax_attention(query * 2.0, key, value, alpha=alpha, backend="triton").square().sum()
+
+    compiled = torch.compile(loss, fullgraph=True, dynamic=True, backend="aot_eager")
+    for length in (9, 10, 150):
+        leaves = inputs(1, 2, length, 16, requires_grad=True)
+        expected = torch.autograd.grad(loss(*leaves), (*leaves, alpha))
+        for a, b in zip(torch.autograd.grad(compiled(*leaves), (*leaves, alpha)), expected, strict=True):
+            torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-5)
+
+
 @pytest.mark.parametrize("what", ["dtype", "head size", "alpha per query", "mask with gradient", "activation", "vmap"])
 def test_obstacles_are_named(what):
     query, key, value = inputs(1, 2, 4, 16)

@@ -357,7 +357,8 @@ def _run(
             return kernels.attend(call, rule, dropout_p, generator)
         if backend == "triton":
             raise RuntimeError(f'backend="triton": {obstacle}; backend="auto" takes the plain PyTorch path')
-        _say_once(obstacle)
+        if not torch.compiler.is_compiling():
+            _say_once(obstacle)
     dropout = Dropout.draw(dropout_p, generator)
     arguments = (call.query, call.key, call.value, rule, call.visibility, call.scale, dropout)
     return dense(*arguments) if _traced() else attend(*arguments, observer)

@@ -403,12 +403,14 @@ def _add_output(
 
 
 @triton.jit
-def _solve_start(top, c, alive, e, RULE: tl.constexpr, FAST: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr):
+def _solve_start(
+    top, c, alive, e, RULE: tl.constexpr, TILES: tl.constexpr, FAST: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr
+):  # fmt: skip
     """The solution over a subset of the scores bounds c from the side where Newton steps start, and closely.
 
     `top` holds such a subset, relative to the row's maximum: the largest of every few scores.
     """
-    if BN > 32:
+    if TILES > 0 and BN > 32:  # a sweep is cheap then, and so should this be
         top = tl.max(tl.reshape(top, (BM, BN // 32, 32)), 1)
     for _ in range(3):
         x, v, log_x = _entmax(top, c, e, RULE, FAST)
@@ -470,7 +472,7 @@ def forward(
         alive = m > float("-inf")
         m = tl.where(alive, m, 0.0)
         if TILES != 1 or BN > 32:
-            c = _solve_start(top - m[:, None], c, alive, e, RULE, FAST, BM, BN)
+            c = _solve_start(top - m[:, None], c, alive, e, RULE, TILES, FAST, BM, BN)
         worst = float("inf")
         go = True
         while go:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import importlib.util
 import os
 
@@ -14,6 +13,7 @@ from tamis.attention.rules import ActivationRule, EntmaxRule, Rule
 from tamis.kernels.arguments import ELEMENTWISE_RULES, Arguments
 
 MAX_HEAD_DIM = 256
+_HAS_TRITON = importlib.util.find_spec("triton") is not None
 
 
 def obstacle(call: Call, rule: Rule) -> str | None:
@@ -21,7 +21,7 @@ def obstacle(call: Call, rule: Rule) -> str | None:
     visibility = call.visibility
     if (reason := _machine(call.query.device.type)) is not None:
         return reason
-    if torch._C._functorch.peek_interpreter_stack() is not None:
+    if not torch.compiler.is_compiling() and torch._C._functorch.peek_interpreter_stack() is not None:
         return "torch.func transforms need the plain operations"
     if call.query.dtype not in (torch.float16, torch.bfloat16, torch.float32):
         return f"there are kernels for fp16, bf16 and fp32, not for {call.query.dtype}"
@@ -44,8 +44,9 @@ def _rule_obstacle(rule: Rule) -> str | None:
     return None
 
 
+@torch.compiler.assume_constant_result
 def _machine(device: str) -> str | None:
-    if not _has_triton():
+    if not _HAS_TRITON:
         return "triton is not installed"
     interpreted = device == "cpu" and os.environ.get("TRITON_INTERPRET") == "1"
     if device != "cuda" and not interpreted:
@@ -53,11 +54,6 @@ def _machine(device: str) -> str | None:
     if device == "cuda" and torch.cuda.get_device_capability()[0] < 8:
         return "kernels need a GPU of compute capability 8.0 or more"
     return None
-
-
-@functools.cache
-def _has_triton() -> bool:
-    return importlib.util.find_spec("triton") is not None
 
 
 def attend(call: Call, rule: Rule, dropout_p: float, generator: torch.Generator | None) -> Tensor:
