@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -187,7 +188,7 @@ class Launch:
         scale = self.a.row_scale
         return (0, 0, 0) if scale is None else _broadcast_strides(scale)[:3]
 
-    @property
+    @functools.cached_property
     def shared(self) -> tuple[Any, ...]:
         a = self.a
         left, right = a.left, a.right
@@ -205,30 +206,30 @@ class Launch:
             key_positions_stride=_batch_stride(a.key_positions),
             left=left,
             right=right,
-            mask_kind=tl.constexpr(mask_kind),
-            has_lengths=tl.constexpr(a.key_lengths is not None),
-            has_slopes=tl.constexpr(a.alibi_slopes is not None),
-            has_query_positions=tl.constexpr(a.query_positions is not None),
-            has_key_positions=tl.constexpr(a.key_positions is not None),
-            has_left=tl.constexpr(left >= 0),
-            has_right=tl.constexpr(right >= 0),
+            mask_kind=_constant(mask_kind),
+            has_lengths=_constant(a.key_lengths is not None),
+            has_slopes=_constant(a.alibi_slopes is not None),
+            has_query_positions=_constant(a.query_positions is not None),
+            has_key_positions=_constant(a.key_positions is not None),
+            has_left=_constant(left >= 0),
+            has_right=_constant(right >= 0),
         )
         p = a.dropout_p
         dropout = attend.Dropout(
-            a.seed, min(int(p * 2**32), 2**32 - 1), 1.0 / (1.0 - p) if p < 1.0 else 0.0, tl.constexpr(p > 0.0)
+            a.seed, min(int(p * 2**32), 2**32 - 1), 1.0 / (1.0 - p) if p < 1.0 else 0.0, _constant(p > 0.0)
         )
         count = self._sequences
         packed = attend.Packed(
-            a.cu_q, a.cu_k, count, tl.constexpr(count > 0), tl.constexpr(triton.next_power_of_2(max(1, count)))
+            a.cu_q, a.cu_k, count, _constant(count > 0), _constant(triton.next_power_of_2(max(1, count)))
         )
         return sight, dropout, packed, a.e_value, a.scale, a.bias
 
-    @property
+    @functools.cached_property
     def counts(self) -> tuple[int, ...]:
         a = self.a
         return a.query.shape[1], a.query.shape[1] // a.key.shape[1], a.query.shape[2], a.key.shape[2]
 
-    @property
+    @functools.cached_property
     def constants(self) -> dict[str, Any]:
         a = self.a
         d, dv = a.query.shape[3], a.value.shape[3]
@@ -250,6 +251,10 @@ class Launch:
     @property
     def options(self) -> dict[str, int]:
         return {"num_warps": self.tiles.warps, "num_stages": self.tiles.stages}
+
+
+# Making one takes longer than it should, and a launch has a dozen.  Typed: 1 and True are not the same constant.
+_constant = functools.lru_cache(maxsize=None, typed=True)(tl.constexpr)
 
 
 def _broadcast_strides(x: Tensor) -> tuple[int, ...]:

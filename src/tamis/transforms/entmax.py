@@ -197,12 +197,16 @@ def alpha_gradient_rows(p: Tensor, e: Power, dz: Tensor, scratch: tuple[Tensor, 
     kappa = (t x - expm1 t) / e^2 with t = e ln p, x = e^t: its rounding error of eps |ln p| / e only matters as e -> 0,
     where the general form takes over.
     """
-    if (e.min().item() if isinstance(e, Tensor) else e) < 0.0625:
+    if not isinstance(e, Tensor) and e < 0.0625:
         return -(curvature(p, e) * dz).sum(-1, keepdim=True)
     t, product = scratch
     torch.clamp(p, min=math.exp(smallest_log(p.dtype)), out=t).log_().mul_(e)
     torch.exp(t, out=product).mul_(t).sub_(t.expm1_())
-    return product.mul_(dz).sum(-1, keepdim=True).div_(e * -e)
+    gradient = product.mul_(dz).sum(-1, keepdim=True).div_(e * -e)
+    if isinstance(e, Tensor) and e.min().item() < 0.0625:
+        rows = (e < 0.0625).squeeze(-1).nonzero().squeeze(-1)
+        gradient[rows] = -(curvature(p[rows], e[rows]) * dz[rows]).sum(-1, keepdim=True)
+    return gradient
 
 
 def _power_rows(z: Tensor, e: Tensor | None, e_value: float | None) -> Power:
