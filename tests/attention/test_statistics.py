@@ -400,3 +400,17 @@ def test_statistics_of_minus_inf_masks_with_leaky_relu() -> None:
     assert bool(weights.isfinite().all())
     seen = (some_inf() > -INF).expand(B, H, LQ, LK)
     assert_same(got, expected_statistics(weights, seen, AHEAD.abs().expand(B, 1, LQ, LK)))
+
+
+@pytest.mark.parametrize("options", [{}, {"is_causal": True, "activation": "relu"}], ids=["entmax", "relu"])
+def test_statistics_compile_and_vmap(options: dict[str, Any]) -> None:
+    torch._dynamo.reset()
+    query, key, _ = inputs()
+
+    def entropy(query: Tensor, key: Tensor) -> Tensor:
+        return attention_statistics(query, key, **options).entropy
+
+    expected = entropy(query, key)
+    compiled = torch.compile(entropy, fullgraph=True, backend="aot_eager")(query, key)
+    torch.testing.assert_close(compiled, expected)
+    torch.testing.assert_close(torch.vmap(entropy)(query[None], key[None])[0], expected)

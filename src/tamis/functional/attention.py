@@ -290,8 +290,10 @@ def attention_statistics(
 ) -> Statistics:
     """Support size, zero share, entropy, null share and mean distance per head, in memory linear in the length."""
     call = check_call(query, key, value, attn_mask, is_causal, scale, enable_gqa, **options)
-    observer = StatisticsObserver(call.shape[1], call.query.device)
     rule = _rule(call, alpha, activation, bias, divide_by_count)
+    if _traced():
+        return _dense_statistics(call, rule)
+    observer = StatisticsObserver(call.shape[1], call.query.device)
     observe(call.query, call.key, rule, call.visibility, call.scale, observer)
     return observer.result()
 
@@ -317,8 +319,7 @@ def attention_with_statistics(
     call = check_call(query, key, value, attn_mask, is_causal, scale, enable_gqa, **options)
     rule = _rule(call, alpha, activation, bias, divide_by_count)
     if _traced():
-        weights = dense_weights(call.query, call.key, rule, call.visibility, call.scale)
-        return _run(call, rule, dropout_p, generator, "reference"), dense_statistics(weights, call.visibility)
+        return _run(call, rule, dropout_p, generator, "reference"), _dense_statistics(call, rule)
     observer = StatisticsObserver(call.shape[1], call.query.device)
     out = _run(call, rule, dropout_p, generator, "reference", observer)
     return out, observer.result()
@@ -372,6 +373,12 @@ def _say_once(obstacle: str) -> None:
 def _traced() -> bool:
     """Whether torch.compile or torch.func is looking: they want plain operations, not a loop over blocks."""
     return torch.compiler.is_compiling() or torch._C._functorch.peek_interpreter_stack() is not None
+
+
+def _dense_statistics(call: Call, rule: Rule) -> Statistics:
+    """Where torch.compile or torch.func is looking: from all weights at once."""
+    weights = dense_weights(call.query, call.key, rule, call.visibility, call.scale)
+    return dense_statistics(weights, call.visibility)
 
 
 def _rule(call: Call, alpha: float | Tensor, activation: str | None, bias: float, divide_by_count: bool) -> Rule:
