@@ -5,6 +5,8 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 TORCH := $(shell grep '^torch==' constraints.txt)
 WORKERS ?= 2
+# Most of the time of GPU tests goes into compiling kernels.
+GPU_WORKERS ?= 8
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test check format slow gpu-test bench clean
@@ -33,7 +35,7 @@ slow: $(VENV)/.dev  ## the slow tests
 	$(BIN)/python -m pytest -m 'slow and not gpu'
 
 gpu-test: $(VENV)/.dev  ## the tests that need a CUDA device
-	$(BIN)/python -m pytest -m gpu
+	$(BIN)/python -m pytest -m gpu -n $(GPU_WORKERS)
 
 check: $(VENV)/.dev  ## format, lint and types
 	$(BIN)/ruff format --check .
