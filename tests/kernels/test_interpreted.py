@@ -99,14 +99,12 @@ def test_dropout_rate_and_independence():
 def test_opcheck():
     from tamis.kernels.ops import attend_backward, attend_forward
 
-    query, key, value = inputs(1, 2, 8, 16, requires_grad=True)
-    e = torch.tensor([0.3, 0.6], requires_grad=True)
+    query, key, value = inputs(1, 2, 8, 16)
+    e = torch.tensor([0.3, 0.6])
     arguments = (query, key, value, e, *[None] * 9, "power", 0.0, 0.0, 0.25, -1, 0, 0.0)
     torch.library.opcheck(attend_forward, (*arguments, True))
     out, out2, rows = attend_forward(*arguments, True)
-    constant = tuple(x.detach() if torch.is_tensor(x) else x for x in arguments)
-    grad = torch.randn(out.shape)
-    torch.library.opcheck(attend_backward, (*constant, grad, out2.detach(), rows.detach(), True))
+    torch.library.opcheck(attend_backward, (*arguments, torch.randn(out.shape), out2, rows, True))
 
 
 def test_activation_checkpointing():

@@ -58,7 +58,7 @@ def _machine(device: str) -> str | None:
 
 def attend(call: Call, rule: Rule, dropout_p: float, generator: torch.Generator | None) -> Tensor:
     """The output of a call without an obstacle."""
-    from tamis.kernels.ops import attend_forward
+    from tamis.kernels.ops import Attend
 
     visibility = call.visibility
     left, right = visibility.window or (-1, -1)
@@ -90,8 +90,7 @@ def attend(call: Call, rule: Rule, dropout_p: float, generator: torch.Generator 
     )
     inputs = (call.query, call.key, call.value, e)
     train = torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in inputs)
-    out: Tensor = attend_forward(*arguments, train)[0]
-    return out
+    return Attend.apply(*arguments, train)
 
 
 def _rule_arguments(rule: Rule, heads: int) -> tuple[str, Tensor | None, float, float, Tensor | None]:
