@@ -74,6 +74,21 @@ def test_nan_in_padding_stays_there():
     assert all(grad.isfinite().all() for grad in torch.autograd.grad(out.sum(), leaves))
 
 
+@pytest.mark.parametrize("length", [20, 300])
+@pytest.mark.parametrize("rule", [{"alpha": 1.5}, {"alpha": 2.0}, {"alpha": 1.2}, {"activation": "relu"}], ids=str)
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+def test_nan_that_is_seen_shows_in_its_rows_and_no_others(rule, length):
+    query, key, value = inputs(1, 1, length, 16)
+    attention = tamis.relu_attention if "activation" in rule else tamis.entmax_attention
+    clean = attention(query, key, value, is_causal=True, backend="triton", **rule)
+    query[:, :, 3], key[:, :, 12] = torch.nan, torch.nan
+    out = attention(query, key, value, is_causal=True, backend="triton", **rule)
+    wrong = out.isnan().all(-1).flatten()
+    expected = (torch.arange(length) == 3) | (torch.arange(length) >= 12)
+    assert torch.equal(wrong, expected)
+    torch.testing.assert_close(out[:, :, ~expected], clean[:, :, ~expected], rtol=0.0, atol=0.0)
+
+
 def test_dropout_follows_the_generator():
     query, key, value = inputs(2, 2, 30, 16)
 

@@ -249,19 +249,25 @@ def _exponent(E, e_value, h, HAS_E: tl.constexpr, FAST: tl.constexpr):
 
 
 @triton.jit
+def _rectify(x):
+    """max(x, 0), and NaN stays: a row that goes wrong must not look like one that sees nothing."""
+    return tl.maximum(x, 0.0, propagate_nan=tl.PropagateNan.ALL)
+
+
+@triton.jit
 def _entmax(d, c, e, RULE: tl.constexpr, FAST: tl.constexpr):
     """x, v and log2 x of scores d = s - m, given the rows' solution c; weights are r = v x, unnormalised."""
     if RULE == "squares":
-        x = tl.maximum(d * 0.5 + c[:, None], 0.0)
+        x = _rectify(d * 0.5 + c[:, None])
         v = x
         log_x = x
     elif RULE == "identity":
-        x = tl.maximum(d + c[:, None], 0.0)
+        x = _rectify(d + c[:, None])
         v = tl.where(x > 0.0, 1.0, 0.0)
         log_x = x
     else:
         factor = (e * tl.exp(e * c))[:, None]
-        x = tl.maximum(d * factor + 1.0, 0.0)
+        x = _rectify(d * factor + 1.0)
         if e < (0.004 if FAST else 0.125):  # elsewhere the rounding of 1 + w is not amplified enough to matter
             log_x = _log1p(tl.maximum(d * factor, -0.99999994), FAST) * 1.4426950408889634
         else:
@@ -304,11 +310,11 @@ def _activation(s, RULE: tl.constexpr):
         r = 1.0 / (1.0 + tl.exp(-s))
         v = r * (1.0 - r)
     elif RULE == "squared_relu":
-        y = tl.maximum(s, 0.0)
+        y = _rectify(s)
         r = y * y
         v = 2.0 * y
     else:
-        r = tl.maximum(s, 0.0)
+        r = _rectify(s)
         v = tl.where(s > 0.0, 1.0, 0.0)
     return r, v
 
@@ -493,7 +499,8 @@ def forward(
                     x, v, log_x = _entmax(tile - m[:, None], c, e, RULE, FAST)
                     total += tl.sum(v * x, 1)
                     slope += tl.sum(v, 1)
-            error = tl.max(tl.where(alive, tl.abs(_mass(c, total, RULE) - 1.0), 0.0), 0)
+            mass = _mass(c, total, RULE)
+            error = tl.max(tl.where(alive & (mass == mass), tl.abs(mass - 1.0), 0.0), 0)  # NaN waits for nobody
             # Every step squares the error: after the one from here, what is left is of the order of
             # rounding, and is divided out below.
             go = (error > TOLERANCE) & (error < worst)
