@@ -74,7 +74,7 @@ def empty_results(a: Arguments, train: bool) -> tuple[Tensor, Tensor, Tensor]:
     return out, out2, rows
 
 
-def empty_gradients(a: Arguments) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Memory for the gradients of query, key, value and e."""
-    de = a.query.new_empty((a.query.shape[1],), dtype=torch.float32)
+def empty_gradients(a: Arguments, with_e: bool) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Memory for the gradients of query, key, value and, if wanted, e."""
+    de = a.query.new_empty((a.query.shape[1] if with_e else 0,), dtype=torch.float32)
     return torch.empty_like(a.query), torch.empty_like(a.key), torch.empty_like(a.value), de

@@ -100,7 +100,7 @@ def backward(
     a: Arguments, grad: Tensor, out2: Tensor, rows: Tensor, with_e: bool
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Gradients of query, key, value and, per head, alpha."""
-    dq, dk, dv, de = empty_gradients(a)
+    dq, dk, dv, de = empty_gradients(a, with_e)
     if grad.numel() == 0 or a.key.shape[2] == 0:
         return dq.zero_(), dk.zero_(), dv.zero_(), de.zero_()
     if a.cu_q is not None:
@@ -111,8 +111,6 @@ def backward(
         partial = _backward_split(a, grad, dq, dk, dv, out2, rows, with_e)
     if with_e:
         torch.sum(partial.view(a.query.shape[0], a.query.shape[1], -1), (0, 2), out=de)
-    else:
-        de.zero_()
     return dq, dk, dv, de
 
 

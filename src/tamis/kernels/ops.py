@@ -16,7 +16,8 @@ from tamis.kernels.arguments import SCHEMA, Arguments, empty_gradients, empty_re
 def attend_forward(*arguments: Any) -> tuple[Tensor, Tensor, Tensor]:
     from tamis.kernels import launch
 
-    return launch.forward(Arguments(*arguments[:-1]), arguments[-1])
+    with torch.cuda.device_of(arguments[0]):  # Triton launches on the current device
+        return launch.forward(Arguments(*arguments[:-1]), arguments[-1])
 
 
 @attend_forward.register_fake
@@ -32,12 +33,13 @@ def _(*arguments: Any) -> tuple[Tensor, Tensor, Tensor]:
 def attend_backward(*arguments: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     from tamis.kernels import launch
 
-    return launch.backward(Arguments(*arguments[:-4]), *arguments[-4:])
+    with torch.cuda.device_of(arguments[0]):
+        return launch.backward(Arguments(*arguments[:-4]), *arguments[-4:])
 
 
 @attend_backward.register_fake
 def _(*arguments: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    return empty_gradients(Arguments(*arguments[:-4]))
+    return empty_gradients(Arguments(*arguments[:-4]), arguments[-1])
 
 
 class Attend(torch.autograd.Function):
