@@ -45,6 +45,18 @@ def test_bench_writes_what_it_prints(tmp_path, monkeypatch, capsys):
     assert "over softmax" in capsys.readouterr().out
 
 
+def test_attention_bench_writes_what_it_prints(tmp_path, monkeypatch, capsys):
+    from tamis.bench import attention
+
+    for name, value in {"BATCH": 2, "LENGTHS": (8,), "LONG": 64}.items():
+        monkeypatch.setattr(attention, name, value)
+    attention.run(tmp_path, repeats=2, threads=2)
+    record = json.loads((tmp_path / "attention-cpu.json").read_text())
+    assert [(row["length"], row["causal"]) for row in record["rows"]] == [(8, False), (8, True)]
+    assert record["long"]["length"] == 64
+    assert "64 x 64" in capsys.readouterr().out
+
+
 def test_bench_refuses_to_time_wrong_weights():
     import torch
 

@@ -89,6 +89,20 @@ def test_nan_that_is_seen_shows_in_its_rows_and_no_others(rule, length):
     torch.testing.assert_close(out[:, :, ~expected], clean[:, :, ~expected], rtol=0.0, atol=0.0)
 
 
+@pytest.mark.parametrize("name", ["key_lengths", "alibi_slopes", "positions", "cu_seqlens"])
+def test_small_vectors_may_have_any_strides(name):
+    query, key, value = inputs(1 if name == "cu_seqlens" else 2, 2, 20, 16)
+    options = {
+        "key_lengths": {"key_lengths": torch.tensor([7, 15])},
+        "alibi_slopes": {"alibi_slopes": torch.tensor([0.5, 0.1])},
+        "positions": {"query_positions": torch.arange(20).flip(0), "is_causal": True},
+        "cu_seqlens": {"cu_seqlens_q": torch.tensor([0, 7, 20])},
+    }[name]
+    strided = {k: torch.stack([v, 0 * v], -1)[..., 0] if torch.is_tensor(v) else v for k, v in options.items()}
+    plain = tamis.entmax_attention(query, key, value, backend="triton", **options)
+    assert torch.equal(tamis.entmax_attention(query, key, value, backend="triton", **strided), plain)
+
+
 def test_dropout_follows_the_generator():
     query, key, value = inputs(2, 2, 30, 16)
 

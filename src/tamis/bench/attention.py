@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,15 +14,17 @@ from rich.table import Table
 from torch import Tensor
 
 from tamis import functional
-from tamis.bench.timing import alternate, machine, save
+from tamis.bench.timing import alternate, machine, peak_memory, save
 
 BATCH, HEADS, HEAD_DIM = 64, 8, 64
 LENGTHS = (32, 128)
+LONG = 16384
 
 
 def run(output: Path | None, *, repeats: int, threads: int) -> None:
     torch.set_num_threads(threads)
     torch.manual_seed(0)
+    long = _long()  # first: its memory should not hide in what the others leave behind
     rows = [_case(length, causal, repeats) for length in LENGTHS for causal in (False, True)]
     table = Table(title=f"forward+backward on CPU, fp32, B {BATCH}, H {HEADS}, D {HEAD_DIM}: times over SDPA's softmax")
     names = [name for name in rows[0]["over_sdpa"] if name != "sdpa"]
@@ -30,7 +33,11 @@ def run(output: Path | None, *, repeats: int, threads: int) -> None:
     for row in rows:
         ratios = (f"{row['over_sdpa'][name]:.2f}x" for name in names)
         table.add_row(str(row["length"]), str(row["causal"]), f"{row['times']['sdpa']['min_ms']:.1f}", *ratios)
-    Console(width=110).print(table)
+    console = Console(width=110)
+    console.print(table)
+    seconds = " + ".join(f"{long[name]:.1f} s" for name in ("forward_s", "backward_s"))
+    memory = "?" if long["peak_bytes"] is None else f"{long['peak_bytes'] / 1e6:.0f} MB"
+    console.print(f"alpha 1.5, causal, one head, {LONG} x {LONG}: {seconds}, {memory} more at the peak")
     if output is not None:
         record = {
             "benchmark": "attention",
@@ -39,8 +46,30 @@ def run(output: Path | None, *, repeats: int, threads: int) -> None:
             "heads": HEADS,
             "head_dim": HEAD_DIM,
             "rows": rows,
+            "long": long,
         }
         save(output / "attention-cpu.json", record)
+
+
+def _long() -> dict[str, Any]:
+    """Forward and backward of one long head: memory is linear in its length."""
+    query, key, value = (torch.randn(1, 1, LONG, HEAD_DIM, requires_grad=True) for _ in range(3))
+    times = [time.perf_counter()]
+
+    def both() -> None:
+        out = functional.entmax_attention(query, key, value, is_causal=True)
+        times.append(time.perf_counter())
+        out.sum().backward()
+        times.append(time.perf_counter())
+
+    peak = peak_memory(both)
+    return {
+        "length": LONG,
+        "forward_s": times[1] - times[0],
+        "backward_s": times[2] - times[1],
+        "peak_bytes": peak,
+        "inputs_bytes": 4 * sum(x.numel() for x in (query, key, value)),
+    }
 
 
 def _case(length: int, causal: bool, repeats: int) -> dict[str, Any]:

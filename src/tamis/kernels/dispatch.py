@@ -62,8 +62,6 @@ def attend(call: Call, rule: Rule, dropout_p: float, generator: torch.Generator 
 
     visibility = call.visibility
     left, right = visibility.window or (-1, -1)
-    if visibility.is_causal:
-        right = 0 if right < 0 else min(right, 0)
     cu_q, cu_k = visibility.cu_seqlens or (None, None)
     name, e, e_value, bias, row_scale = _rule_arguments(rule, call.query.shape[1])
     arguments = Arguments(
@@ -73,24 +71,29 @@ def attend(call: Call, rule: Rule, dropout_p: float, generator: torch.Generator 
         e=e,
         row_scale=row_scale,
         attn_mask=visibility.attn_mask,
-        key_lengths=visibility.key_lengths,
-        alibi_slopes=visibility.alibi_slopes,
-        query_positions=visibility.query_positions,
-        key_positions=visibility.key_positions,
-        cu_q=cu_q,
-        cu_k=cu_k,
+        key_lengths=_dense(visibility.key_lengths),
+        alibi_slopes=_dense(visibility.alibi_slopes),
+        query_positions=_dense(visibility.query_positions),
+        key_positions=_dense(visibility.key_positions),
+        cu_q=_dense(cu_q),
+        cu_k=_dense(cu_k),
         seed=_seed(dropout_p, generator, call.query.device),
         rule=name,
         e_value=e_value,
         bias=bias,
         scale=call.scale,
         left=left,
-        right=right,
+        right=0 if visibility.is_causal else right,
         dropout_p=dropout_p,
     )
     inputs = (call.query, call.key, call.value, e)
     train = torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in inputs)
     return Attend.apply(*arguments, train)
+
+
+def _dense(x: Tensor | None) -> Tensor | None:
+    """Small vectors, which the kernels read without strides."""
+    return None if x is None else x.contiguous()
 
 
 def _rule_arguments(rule: Rule, heads: int) -> tuple[str, Tensor | None, float, float, Tensor | None]:
