@@ -2,34 +2,54 @@
 
 from __future__ import annotations
 
+import functools
 import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, TextIO
+
+try:
+    import typer
+except ModuleNotFoundError:
+    sys.exit("the tamis command needs more than the core package: pip install 'tamis[train,plots]'")
+
+Overrides = Annotated[
+    list[str],
+    typer.Option("--set", metavar="SECTION.KEY=VALUE", help="Change a setting of the recipe; may be repeated."),
+]
+Arm = Annotated[str | None, typer.Option(help="One of the recipe's [arms].")]
+Device = Annotated[str | None, typer.Option(help="cpu or cuda; by default what there is.")]
 
 
 def main() -> None:
-    try:
-        import typer  # noqa: F401
-    except ModuleNotFoundError:
-        sys.exit("the tamis command needs more than the core package: pip install 'tamis[train,plots]'")
-    _app()()
+    app()
 
 
-def _app() -> Any:
-    import typer
-
-    app = typer.Typer(no_args_is_help=True, add_completion=False, help=__doc__, pretty_exceptions_enable=False)
-    bench = typer.Typer(no_args_is_help=True, help="Benchmarks, as a table and JSON.")
-    app.add_typer(bench, name="bench")
-    app.command()(demo)
-    app.command()(version)
-    bench.command("transforms")(bench_transforms)
-    bench.command("attention")(bench_attention)
-    bench.command("solver")(bench_solver)
-    bench.command("kernels")(bench_kernels)
-    return app
+app = typer.Typer(no_args_is_help=True, add_completion=False, help=__doc__, pretty_exceptions_enable=False)
+bench = typer.Typer(no_args_is_help=True, help="Benchmarks, as a table and JSON.")
+app.add_typer(bench, name="bench")
 
 
+def command(group: typer.Typer, name: str | None = None) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """A command whose expected errors are one line, not a traceback."""
+
+    def register(function: Callable[..., None]) -> Callable[..., None]:
+        @functools.wraps(function)
+        def explained(*args: Any, **kwargs: Any) -> None:
+            from tamis.training.guards import TrainingError
+
+            try:
+                function(*args, **kwargs)
+            except (ValueError, OSError, ImportError, TrainingError) as error:
+                sys.exit(f"error: {error}")
+
+        return group.command(name)(explained)
+
+    return register
+
+
+@command(app)
 def version() -> None:
     """Print the version."""
     from tamis.version import __version__
@@ -37,13 +57,110 @@ def version() -> None:
     print(__version__)
 
 
-def demo(output: Path = Path("demo")) -> None:
-    """Draw the entmax family and print what alpha does to a row of scores.  Writes into the folder --output."""
+@command(app)
+def demo(output: Path = Path("demo"), quick: bool = False) -> None:
+    """Train three small translation models side by side and show what their heads do.
+
+    Six minutes on two cores, nothing to download.  Writes into the folder --output.  --quick takes seconds and learns
+    next to nothing: it shows that everything works.
+    """
     from tamis.demo import run
 
-    run(output)
+    run(output, quick=quick)
 
 
+@command(app)
+def prepare(recipe: Path, arm: Arm = None, overrides: Overrides = []) -> None:  # noqa: B006
+    """Build the vocabularies and the indexed corpora of a recipe, and report the lines that cannot be used."""
+    from tamis.config import read_recipe
+    from tamis.runs import prepare_run
+
+    prepared = prepare_run(read_recipe(recipe, overrides, arm))
+    for split in ("train", "valid"):
+        print(f"{split}: {prepared.corpus(split).report.describe()}")
+    print(f"ready in {prepared.folder}")
+
+
+@command(app)
+def train(
+    recipe: Path,
+    output: Annotated[Path | None, typer.Option(help="The run folder; runs/NAME[-ARM] by default.")] = None,
+    arm: Arm = None,
+    overrides: Overrides = [],  # noqa: B006
+    device: Device = None,
+) -> None:
+    """Train a model; the same command goes on after an interruption, to the bit.  Works under torchrun."""
+    from tamis.config import read_recipe
+    from tamis.runs import train_run
+
+    loaded = read_recipe(recipe, overrides, arm)
+    folder = output or Path("runs") / "-".join(part for part in (loaded.name, arm) if part)
+    print(f"model: {train_run(loaded, folder, device)}")
+
+
+@command(app)
+def translate(
+    run: Annotated[Path, typer.Argument(help="A run folder or a model folder.")],
+    files: Annotated[list[Path], typer.Argument(help="Text, a sentence a line; standard input by default.")] = [],  # noqa: B006
+    output: Annotated[Path | None, typer.Option(help="Standard output by default.")] = None,
+    alignments: Annotated[bool, typer.Option(help="Write word alignments behind a tab: 0-0 1-2 ...")] = False,
+    scores: Annotated[bool, typer.Option(help="Write scores before a tab.")] = False,
+    overrides: Annotated[
+        list[str],
+        typer.Option("--set", metavar="KEY=VALUE", help="Change decoding: beam=10, method=sample, n_best=3 ..."),
+    ] = [],  # noqa: B006
+    device: Device = None,
+) -> None:
+    """Translate plain text, a sentence a line."""
+    from tamis.config import read_settings
+    from tamis.decoding import Translator
+    from tamis.decoding.lines import AT_A_TIME, translate_lines
+
+    translator = Translator.load(run, device)
+    # Who types wants an answer to each line; a file is translated best many lines at a time.
+    at_a_time = 1 if not files and sys.stdin.isatty() else AT_A_TIME
+    settings = read_settings(overrides)
+    with _writer(output) as out:
+        translate_lines(
+            translator, _lines(files), out, settings, alignments=alignments, scores=scores, at_a_time=at_a_time
+        )
+
+
+@command(app)
+def evaluate(
+    runs: list[Path],
+    overrides: Annotated[
+        list[str], typer.Option("--set", metavar="KEY=VALUE", help="Change decoding: beam=10, length_penalty=0.6 ...")
+    ] = [],  # noqa: B006
+    device: Device = None,
+) -> None:
+    """Score runs on the test set of their recipe: BLEU, chrF, likelihood, attention, and AER where there is gold."""
+    from tamis.config import read_settings
+    from tamis.runs import evaluate_run
+
+    for run in runs:
+        print(run)
+        evaluate_run(run, device, **read_settings(overrides))
+
+
+@command(app)
+def compare(
+    systems: Annotated[list[str], typer.Argument(help="NAME=RUN[,RUN...]: the runs of a system, such as its seeds.")],
+    baseline: Annotated[str | None, typer.Option(help="A name; the first system by default.")] = None,
+) -> None:
+    """Paired bootstrap between evaluated runs, the seeds of a system pooled."""
+    from tamis.runs import compare_runs
+
+    named = {}
+    for system in systems:
+        name, equals, folders = system.partition("=")
+        if not equals:
+            raise ValueError(f"a system is NAME=RUN[,RUN...], got {system!r}")
+        named[name] = [Path(folder) for folder in folders.split(",")]
+    print(compare_runs(named, baseline).describe())
+
+
+@command(bench, "transforms")
 def bench_transforms(output: Path | None = None, repeats: int = 15, threads: int = 2) -> None:
     """Time the transforms against torch.softmax and the `entmax` package, after checking that they are right.
 
@@ -54,6 +171,7 @@ def bench_transforms(output: Path | None = None, repeats: int = 15, threads: int
     run(output, repeats=repeats, threads=threads)
 
 
+@command(bench, "attention")
 def bench_attention(output: Path | None = None, repeats: int = 9, threads: int = 2) -> None:
     """Time attention on the CPU, forward and backward, against F.scaled_dot_product_attention.
 
@@ -64,6 +182,7 @@ def bench_attention(output: Path | None = None, repeats: int = 9, threads: int =
     run(output, repeats=repeats, threads=threads)
 
 
+@command(bench, "solver")
 def bench_solver(output: Path | None = None, rows: int = 300) -> None:
     """Count the solver's steps and measure how exact its three forms are.
 
@@ -74,6 +193,7 @@ def bench_solver(output: Path | None = None, rows: int = 300) -> None:
     run(output, rows=rows)
 
 
+@command(bench, "kernels")
 def bench_kernels(short: bool = False, output: Path | None = None) -> None:
     """Time the fused GPU kernels against F.scaled_dot_product_attention and the peers that are installed.
 
@@ -81,7 +201,35 @@ def bench_kernels(short: bool = False, output: Path | None = None) -> None:
     are also written there.
     """
     if not short:
-        sys.exit("say which kernels: tamis bench kernels --short")
+        raise ValueError("say which kernels: tamis bench kernels --short")
     from tamis.bench.kernels import run_short
 
     run_short(output)
+
+
+@command(bench, "decode")
+def bench_decode(output: Path | None = None, repeats: int = 3, threads: int = 2) -> None:
+    """Time beam search on the CPU against MarianMTModel.generate of Hugging Face transformers, same size and work.
+
+    The table is printed; with --output its numbers are also written there as decode-cpu.json.
+    """
+    from tamis.bench.decode import run
+
+    run(output, repeats=repeats, threads=threads)
+
+
+def _lines(files: list[Path]) -> Iterator[str]:
+    from tamis.data.text import read_lines
+
+    if files:
+        return (line for path in files for line in read_lines(path))
+    return (line.rstrip("\n") for line in sys.stdin)
+
+
+@contextmanager
+def _writer(output: Path | None) -> Iterator[TextIO]:
+    if output is None:
+        yield sys.stdout
+    else:
+        with output.open("w") as file:
+            yield file

@@ -138,8 +138,8 @@ class Problem:
         if "cu_seqlens_k" in self.options:  # keys are counted within their sequence
             starts = self.options["cu_seqlens_k"].cpu()
             k = k - starts[torch.searchsorted(starts, k, right=True).clamp(max=len(starts) - 1) - 1]
-        by_row = mix((mix(q ^ low) + mix(head ^ high)[:, None]) & 0xFFFFFFFF)
-        bits = mix((by_row[:, :, None] + mix((k + high) & 0xFFFFFFFF)) & 0xFFFFFFFF)
+        by_row = mix((mix(q ^ low) + mix(head ^ high)[:, None]) & 0xFFFFFFFF) | 1
+        bits = (by_row[:, :, None] * (mix((k + high) & 0xFFFFFFFF) | 1)) & 0xFFFFFFFF
         kept = torch.where(bits < int(self.dropout * 2**32), 0.0, 1.0 / (1.0 - self.dropout))
         return kept.view(batch, heads, num_q, num_k).to(self.device)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import json
+import math
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
@@ -54,6 +55,16 @@ def shares(config: object, *names: str) -> None:
             raise ValueError(f"{name} must lie in [0, 1], got {value!r}")
 
 
+def numbers(config: object, *names: str, above: float | None = None) -> None:
+    """Raise unless each named setting is a finite number, at least 0 or, where `above` is given, greater than that."""
+    for name in names:
+        value = getattr(config, name)
+        wanted = "of at least 0" if above is None else f"above {above:g}"
+        known = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+        if not known or (value < 0.0 if above is None else value <= above):
+            raise ValueError(f"{name} must be a number {wanted}, got {value!r}")
+
+
 def mechanisms(config: object, *names: str) -> None:
     """Raise unless each named setting names a mechanism, alone or in a table."""
     for name in names:
@@ -75,9 +86,12 @@ class PretrainedModel(nn.Module):
 
         folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
-        described = {"model": type(self).__name__, **self.config.to_dict()}
-        (folder / CONFIG).write_text(json.dumps(described, indent=2) + "\n")
+        (folder / CONFIG).write_text(self.described())
         save_model(self, str(folder / WEIGHTS))
+
+    def described(self) -> str:
+        """The text of config.json."""
+        return json.dumps({"model": type(self).__name__, **self.config.to_dict()}, indent=2) + "\n"
 
     @classmethod
     def from_pretrained(cls, folder: str | Path, **loading: Any) -> Self:

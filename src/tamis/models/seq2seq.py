@@ -104,23 +104,39 @@ class Seq2Seq(PretrainedModel):
         source_mask: Tensor | None = None,
         cache: ModelCache | None = None,
         target_mask: Tensor | None = None,
+        *,
+        positions: Tensor | None = None,
+        visible: Tensor | None = None,
     ) -> Tensor:
-        """Logits of the tokens that follow each of `target`; with a cache, `target` holds only new tokens."""
+        """Logits of the tokens that follow each of `target`; with a cache, `target` holds only new tokens.
+
+        Args:
+            target_mask: (B, Lt), False for padding of the new tokens, on either side.
+            positions: (B or 1, Lt) of the new tokens; by default they follow what is cached, counted over real tokens.
+            visible: (B, Lt, cached + Lt), the tokens that each new one sees, itself included, in place of causality.
+                So the beams of a sentence are one row that shares a source and a cache.  It needs `positions`.
+        """
+        if visible is not None and (positions is None or target_mask is not None):
+            raise ValueError("visible goes with positions, and without target_mask: it says what is seen")
         caches = cache.of_depth(len(self.decoder)) if cache is not None else None
         start = cache.length if cache is not None else 0
         mask = target_mask
         if cache is not None:
             mask = cache.extended_mask(target_mask, target.shape[0], target.shape[1], target.device)
-        positions = positions_of(mask, start, target.shape[1], target)
+        given = positions is not None
+        if positions is None:
+            positions = positions_of(mask, start, target.shape[1], target)
         x = self._embed(self.embedding, target, self.decoder_position, positions)
         for number, layer in enumerate(self.decoder):
             x = layer(
                 x,
                 memory,
-                is_causal=True,
+                # One new token sees all there are, and attention without a mask may take a faster way.
+                is_causal=visible is None and (given or target.shape[1] > 1),
+                attn_mask=None if visible is None else visible.unsqueeze(1),
                 key_mask=mask,
                 memory_mask=source_mask,
-                positions=None if mask is None else positions,
+                positions=positions if given or mask is not None else None,  # else attention's defaults say the same
                 cache=None if caches is None else caches[number],
             )
         if cache is not None:

@@ -13,6 +13,9 @@ class AttentionCache:
 
     Room doubles when it runs out, so appending is cheap, as decoding wants it.  Where gradients are recorded nothing is
     written in place: a graph may hold what is already there, whether or not the keys themselves have a gradient.
+
+    On the CPU keys lie in memory as (B, Hk, D, L): the product of a few queries with them, which is what decoding
+    does, is then several times faster.  It does not show in shapes.
     """
 
     def __init__(self) -> None:
@@ -24,8 +27,10 @@ class AttentionCache:
     def append(self, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
         """Add new positions; returns all there are."""
         self.check(key, value)
-        extended = self._joined if torch.is_grad_enabled() else self._written
-        self._key, self._value = extended(self._key, key), extended(self._value, value)
+        if torch.is_grad_enabled():
+            self._key, self._value = self._joined(self._key, key), self._joined(self._value, value)
+        else:
+            self._key, self._value = self._written(self._key, key, _across(key)), self._written(self._value, value)
         self.length += key.shape[2]
         return self._key[:, :, : self.length], self._value[:, :, : self.length]
 
@@ -66,22 +71,46 @@ class AttentionCache:
     def reorder(self, index: Tensor) -> None:
         """Let row i continue what row index[i] was: beams that survive, or a batch that shrinks."""
         if self._key is not None and self._value is not None:
-            self._key, self._value = self._key.index_select(0, index), self._value.index_select(0, index)
+            key = self._key.mT.index_select(0, index).mT if _across(self._key) else self._key.index_select(0, index)
+            self._key, self._value = key, self._value.index_select(0, index)
         if self.positions is not None and self.positions.shape[0] > 1:
             self.positions = self.positions.index_select(0, index)
+
+    def select(self, index: Tensor) -> None:
+        """Keep of each row the positions index (B, L), in that order: tokens that nobody looks back at leave."""
+        if self._key is None or self._value is None:
+            return
+        batch, heads, room, width = self._value.shape
+        if _across(self._key):
+            self._key = self._key.mT.gather(3, index[:, None, None].expand(-1, heads, width, -1)).mT
+        else:
+            self._key = self._key.gather(2, index[:, None, :, None].expand(-1, heads, -1, width))
+        # Rows of values are copied whole, which is faster than gathering their entries.
+        rows = torch.arange(batch * heads, device=index.device).view(batch, heads, 1) * room + index[:, None]
+        self._value = self._value.flatten(0, 2).index_select(0, rows.flatten()).view(batch, heads, -1, width)
+        if self.positions is not None:
+            self.positions = self.positions.expand(batch, -1).gather(1, index)
+        self.length = index.shape[1]
 
     def _joined(self, held: Tensor | None, new: Tensor) -> Tensor:
         return new if held is None else torch.cat([held[:, :, : self.length], new], 2)
 
-    def _written(self, held: Tensor | None, new: Tensor) -> Tensor:
+    def _written(self, held: Tensor | None, new: Tensor, across: bool = False) -> Tensor:
         end = self.length + new.shape[2]
         if held is None or end > held.shape[2]:
-            grown = new.new_zeros(new.shape[0], new.shape[1], max(16, 2 * end), new.shape[3])
+            batch, heads, _, width = new.shape
+            room = max(16, 2 * end)
+            grown = new.new_empty(batch, heads, width, room).mT if across else new.new_empty(batch, heads, room, width)
             if held is not None:
                 grown[:, :, : self.length] = held[:, :, : self.length]
             held = grown
         held[:, :, self.length : end] = new
         return held
+
+
+def _across(key: Tensor) -> bool:
+    """Whether keys lie in memory with their positions last."""
+    return key.device.type == "cpu"
 
 
 @dataclass
@@ -138,3 +167,10 @@ class ModelCache:
             layer.reorder(index)
         if self.mask is not None:
             self.mask = self.mask.index_select(0, index)
+
+    def select(self, index: Tensor) -> None:
+        """Keep of each row the self-attention positions index (B, L), in that order."""
+        for layer in self.layers:
+            layer.self_attention.select(index)
+        if self.mask is not None:
+            self.mask = self.mask.gather(1, index)

@@ -1,4 +1,4 @@
-"""`tamis demo`: what alpha does, as a picture and a table."""
+"""What alpha does to a row of scores, as a picture and a table."""
 
 from __future__ import annotations
 
@@ -17,13 +17,11 @@ SCORES = torch.tensor([2.0, 1.4, 1.1, 0.5, 0.0, -1.0], dtype=torch.float64)
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
 
 
-def run(folder: Path) -> None:
-    console = Console()
+def run(folder: Path, console: Console) -> None:
     console.print(_table())
     picture = folder / "entmax-family.png"
-    folder.mkdir(parents=True, exist_ok=True)
     draw(picture)
-    console.print(f"picture: {picture}")
+    console.print(f"picture: {picture}\n")
 
 
 def family(scores: Tensor, alphas: Tensor) -> tuple[Tensor, Tensor, Tensor]:

@@ -1,0 +1,148 @@
+"""Recording the attention weights of a model while it runs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from tamis.attention.checks import check_call
+from tamis.mechanisms import Mechanism
+from tamis.nn import Attention
+from tamis.nn.layers import TransformerLayer
+
+Consumer = Callable[[str, Tensor, Tensor], None]
+"""Called with a site, its weights (B, H, Lq, Lk) and what is visible, (B, 1 or H, Lq, Lk)."""
+
+_NOT_ABOUT_WEIGHTS = ("dropout_p", "generator", "backend")
+
+
+class Captured(dict[str, Tensor]):
+    """Site to the weights (B, H, Lq, Lk) of its latest call; `visible` has the masks under the same names."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.visible: dict[str, Tensor] = {}
+
+    def keep(self, site: str, weights: Tensor, visible: Tensor) -> None:
+        self[site], self.visible[site] = weights, visible
+
+
+@contextmanager
+def capture(
+    model: nn.Module, consumer: Consumer | None = None, *, sites: Callable[[str], bool] | None = None
+) -> Iterator[Captured]:
+    """Record the weights of every :class:`tamis.nn.Attention` in a model while it runs.
+
+    Args:
+        model: any module; its outputs do not change.  A wrapper such as DDP may be given.
+        consumer: gets each site's weights as they come, and nothing is kept: memory does not grow with the data.
+        sites: which sites to record, by name; all by default.
+
+    Yields a mapping from site to weights, empty if there is a consumer.  Sites are module paths without "_attention":
+    "encoder.0.self", "decoder.0.self", "decoder.0.cross", "layers.0.self".  Weights are those before dropout, detached
+    and on the model's device.  Queries that the model was told are padding see nothing: pass `target_mask` to a
+    `Seq2Seq` to have padded targets among them.
+    """
+    captured = Captured()
+    recorder = _Recorder(captured.keep if consumer is None else consumer)
+    handles: list[Any] = []
+    try:
+        for name, module in model.named_modules():
+            _refuse_compiled(module)
+            if isinstance(module, TransformerLayer):
+                handles.append(module.register_forward_pre_hook(recorder.enter_layer, with_kwargs=True))
+                handles.append(module.register_forward_hook(recorder.leave_layer, always_call=True))
+            elif isinstance(module, Attention):
+                site = _site(name)
+                if sites is None or sites(site):
+                    handles.extend(recorder.attach(site, module))
+        yield captured
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+class _Recorder:
+    """Hooks that follow one call through a layer, its attention and the mechanism inside.
+
+    Weights are computed where the mechanism is called: queries and keys are there as the model uses them, rotated,
+    cached and packed.  Only the layer knows which queries are padding.
+    """
+
+    def __init__(self, consumer: Consumer) -> None:
+        self.consumer = consumer
+        self.mechanisms: set[nn.Module] = set()
+        self.layer_mask: Tensor | None = None
+        self.site: str | None = None
+        self.query_mask: Tensor | None = None
+
+    def attach(self, site: str, attention: Attention) -> Iterator[Any]:
+        def enter(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+            self.site, self.query_mask = site, self._query_mask(args, kwargs)
+
+        def leave(*_: Any) -> None:
+            self.site = None
+
+        yield attention.register_forward_pre_hook(enter, with_kwargs=True)
+        yield attention.register_forward_hook(leave, always_call=True)
+        if attention.mechanism not in self.mechanisms:  # layers may share one
+            self.mechanisms.add(attention.mechanism)
+            yield attention.mechanism.register_forward_pre_hook(self.record, with_kwargs=True)
+
+    def enter_layer(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        self.layer_mask = _of_queries(args, kwargs)
+
+    def leave_layer(self, *_: Any) -> None:
+        self.layer_mask = None
+
+    def _query_mask(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor | None:
+        """(B, Lq), False for padding: from the layer, or from self-attention that stands alone."""
+        memory = args[1] if len(args) > 1 else kwargs.get("memory")
+        return _of_queries(args, kwargs) if memory is None else self.layer_mask
+
+    @torch.no_grad()
+    def record(self, mechanism: Mechanism, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        site = self.site
+        if site is None:  # the mechanism is shared with a site that nobody asked for
+            return
+        query, key = args[0].detach(), args[1].detach()
+        hidden = kwargs["hidden"]
+        options = {name: value for name, value in kwargs.items() if name not in (*_NOT_ABOUT_WEIGHTS, "hidden")}
+        weights = mechanism.weights(query, key, hidden=hidden, **options)
+        visible = _visible(query, key, options, self.query_mask)
+        self.consumer(site, weights.detach(), visible)
+
+
+def _of_queries(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor | None:
+    """The part of a mask over the keys of self-attention that is about its queries, which are the last of them."""
+    x, mask = args[0] if args else kwargs["x"], kwargs.get("key_mask")
+    return None if mask is None else mask[:, mask.shape[1] - x.shape[1] :]
+
+
+def _visible(query: Tensor, key: Tensor, options: dict[str, Any], query_mask: Tensor | None) -> Tensor:
+    """What each query may see, (B, 1 or H, Lq, Lk)."""
+    biased = check_call(query, key, None, **options).visibility
+    visibility = replace(biased, alibi_slopes=None)  # they hide nothing, and are one for each head
+    everything = slice(None)
+    keep, bias = visibility.block(everything, everything, everything)
+    visible = torch.ones(1, 1, 1, 1, dtype=torch.bool, device=query.device) if keep is None else keep
+    if bias is not None:
+        visible = visible & (bias > float("-inf"))
+    if query_mask is not None:
+        visible = visible & query_mask[:, None, :, None]
+    return visible.expand(query.shape[0], visible.shape[1], query.shape[2], key.shape[2])
+
+
+def _site(name: str) -> str:
+    """The name of a site from the path of its module: wrappers and "_attention" are left out."""
+    return name.removeprefix("module.").removesuffix("_attention") or "attention"
+
+
+def _refuse_compiled(module: nn.Module) -> None:
+    if hasattr(module, "_orig_mod") or getattr(module, "_compiled_call_impl", None) is not None:
+        raise ValueError("hooks do not reach into a compiled model: capture and run the model before torch.compile")

@@ -1,0 +1,170 @@
+"""A recipe: everything that makes a run, in one TOML file.
+
+    name = "multi30k-en-de"
+    [data]        files, languages, limits            tamis.data.prepare.DataConfig
+    [vocabulary]  SentencePiece                       tamis.data.prepare.VocabularyConfig
+    [model]       sizes and mechanisms                tamis.models.Seq2SeqConfig
+    [training]    the loop                            tamis.training.settings.TrainingConfig
+    [decoding]    beam search                         tamis.decoding.DecodingConfig
+    [arms.rela]   what one arm of a comparison has different, in the same sections
+
+An unknown key is an error that offers the nearest known one.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import tomllib
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from tamis.data.prepare import DataConfig, Prepared, VocabularyConfig
+from tamis.decoding.settings import DecodingConfig
+from tamis.mechanisms.checks import choose
+from tamis.models.pretrained import Config
+from tamis.models.seq2seq import Seq2SeqConfig
+from tamis.training.settings import TrainingConfig
+
+SITES = ("encoder_mechanism", "decoder_mechanism", "cross_mechanism")
+OF_THE_DATA = ("vocab_size", "source_vocab_size", "pad_id")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recipe(Config):
+    """The sections of a recipe, each checked by its own class."""
+
+    name: str
+    data: DataConfig
+    description: str = ""
+    vocabulary: VocabularyConfig = field(default_factory=VocabularyConfig)
+    model: dict[str, Any] = field(default_factory=dict)
+    """Settings of Seq2SeqConfig but for those that the vocabulary decides; `mechanism` stands for all three sites."""
+    training: TrainingConfig = field(default_factory=TrainingConfig)
+    decoding: DecodingConfig = field(default_factory=DecodingConfig)
+
+    def model_config(self, prepared: Prepared) -> Seq2SeqConfig:
+        """With the sizes that the vocabularies have."""
+        source, target = prepared.source_vocabulary, prepared.target_vocabulary
+        return _model_config(
+            self.model,
+            vocab_size=len(target),
+            source_vocab_size=None if source is target else len(source),
+            pad_id=source.pad_id,
+        )
+
+    def to_toml(self) -> str:
+        """As a file that `read_recipe` reads back."""
+        values = dataclasses.asdict(self)
+        sections = {name: values.pop(name) for name in list(values) if isinstance(values[name], dict)}
+        lines = [f"{key} = {_toml(value)}" for key, value in values.items()]
+        for name, settings in sections.items():
+            lines += ["", f"[{name}]"]
+            lines += [f"{key} = {_toml(value)}" for key, value in settings.items() if value is not None]
+        return "\n".join(lines) + "\n"
+
+
+def read_recipe(path: str | Path, overrides: Sequence[str] = (), arm: str | None = None) -> Recipe:
+    """Read a TOML file.
+
+    Args:
+        overrides: such as ``training.lr=3e-4``; the value is TOML, or a string if it is not.
+        arm: the name of one of the file's arms; its settings come before the overrides.
+    """
+    path = Path(path)
+    try:
+        tables = tomllib.loads(path.read_text())
+    except FileNotFoundError:
+        raise FileNotFoundError(f"there is no recipe {path}") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ValueError(f"{path} is not TOML: {error}") from error
+    arms = tables.pop("arms", {})
+    if arm is not None:
+        if not arms:
+            raise ValueError(f"{path} has no arms, so none named {arm!r}")
+        for section, settings in arms[choose("arm", arm, arms)].items():
+            tables.setdefault(section, {}).update(settings)
+    for override in overrides:
+        _apply(tables, override)
+    try:
+        return _build(tables)
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"{path}: {error}") from error
+
+
+def arms_of(path: str | Path) -> list[str]:
+    """The names of a recipe's arms."""
+    return list(tomllib.loads(Path(path).read_text()).get("arms", {}))
+
+
+def read_settings(overrides: Sequence[str]) -> dict[str, Any]:
+    """Settings of one section, such as ``beam=10``."""
+    settings: dict[str, Any] = {}
+    for override in overrides:
+        _apply(settings, override)
+    return settings
+
+
+def _build(tables: dict[str, Any]) -> Recipe:
+    kinds: dict[str, type[Config]] = {
+        "data": DataConfig,
+        "vocabulary": VocabularyConfig,
+        "training": TrainingConfig,
+        "decoding": DecodingConfig,
+    }
+    values = dict(tables)
+    for section in ("name", "data"):
+        if section not in values:
+            raise ValueError(f"a recipe needs {section!r}")
+    for section in (*kinds, "model"):
+        if not isinstance(values.get(section, {}), dict):
+            raise ValueError(f"{section} must be a section, got {values[section]!r}")
+    for section, kind in kinds.items():
+        if section in values:
+            try:
+                values[section] = kind.from_dict(values[section])
+            except TypeError as error:  # a setting without a default is missing
+                raise ValueError(f"[{section}] {error}") from error
+    _model_config(values.get("model", {}), vocab_size=1)
+    return Recipe.from_dict(values)
+
+
+def _model_config(settings: dict[str, Any], **sizes: Any) -> Seq2SeqConfig:
+    for name in OF_THE_DATA:
+        if name in settings:
+            raise ValueError(f"[model] {name} follows from the vocabulary and cannot be set")
+    settings = dict(settings)
+    everywhere = settings.pop("mechanism", None)
+    shared = {} if everywhere is None else dict.fromkeys(SITES, everywhere)
+    return Seq2SeqConfig.from_dict({**shared, **settings, **sizes})
+
+
+def _apply(tables: dict[str, Any], override: str) -> None:
+    name, given, text = override.partition("=")
+    *sections, key = name.strip().split(".")
+    if not given or not key:
+        raise ValueError(f"an override looks like training.lr=3e-4, got {override!r}")
+    try:
+        value = tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        value = text.strip()
+    for section in sections:
+        tables = tables.setdefault(section, {})
+        if not isinstance(tables, dict):
+            raise ValueError(f"{override!r}: {section} is not a section")
+    tables[key] = value
+
+
+def _toml(value: Any) -> str:
+    """A plain value as TOML writes it."""
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, dict):
+        return "{ " + ", ".join(f"{key} = {_toml(item)}" for key, item in value.items()) + " }"
+    if isinstance(value, list | tuple):
+        return "[" + ", ".join(_toml(item) for item in value) + "]"
+    if isinstance(value, float):
+        return repr(value)
+    return json.dumps(value, ensure_ascii=False)

@@ -1,0 +1,194 @@
+"""Subword vocabularies: SentencePiece models, trained here or brought along."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import random
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+import numpy.typing as npt
+import sentencepiece
+
+from tamis.data.files import open_binary, replacing
+from tamis.data.text import LONGEST_LINE
+
+KINDS = ("unigram", "bpe")
+SPECIAL = {"pad": "<pad>", "bos": "<s>", "eos": "</s>", "unk": "<unk>"}
+THREADS = 8  # the number changes how sums are rounded, hence the model: the same on every machine
+
+
+class Vocabulary:
+    """A SentencePiece model with pad, bos, eos and unk.
+
+    Models trained here have pad 0, bos 1, eos 2, unk 3.  A brought model keeps its own ids; what it lacks of pad, bos
+    and eos gets the ids after its last piece, in this order.
+    """
+
+    pad_id: int
+    bos_id: int
+    eos_id: int
+    unk_id: int
+    fingerprint: str
+    """The SHA-256 of the model."""
+
+    def __init__(self, model: bytes) -> None:
+        sentencepiece.set_min_log_level(2)  # it reports on stderr what it also raises
+        self._model = model
+        self._processor: Any = sentencepiece.SentencePieceProcessor()
+        try:
+            self._processor.load_from_serialized_proto(model)
+        except RuntimeError as error:
+            raise ValueError(f"not a SentencePiece model: {error}") from error
+        self._pieces = self._processor.vocab_size()
+        self._size = self._pieces
+        self.unk_id = self._processor.unk_id()
+        for name in ("pad", "bos", "eos"):
+            number = getattr(self._processor, f"{name}_id")()
+            if number < 0:
+                number = self._size
+                self._size += 1
+            setattr(self, f"{name}_id", number)
+        self._added = {number: SPECIAL[name] for name, number in self.specials.items() if number >= self._pieces}
+        self._ignored = frozenset((self.pad_id, self.bos_id, self.eos_id))
+        self.fingerprint = hashlib.sha256(model).hexdigest()
+
+    @classmethod
+    def train(
+        cls,
+        texts: Iterable[str],
+        size: int,
+        *,
+        kind: str = "unigram",
+        character_coverage: float = 1.0,
+        byte_fallback: bool = False,
+        max_sentences: int = 5_000_000,
+    ) -> Self:
+        """Learn exactly `size` pieces, specials included; the same texts in the same order give the same bytes.
+
+        Of more than `max_sentences` texts a uniform sample of that many is used.  A size that the texts cannot fill is
+        an error that says what they can: a vocabulary silently smaller than its recipe says would not be comparable.
+        """
+        if kind not in KINDS:
+            raise ValueError(f"kind must be one of {', '.join(KINDS)}, got {kind!r}")
+        if size <= len(SPECIAL):
+            raise ValueError(f"a vocabulary needs more than its {len(SPECIAL)} special pieces, got a size of {size}")
+        if not 0.98 <= character_coverage <= 1.0:
+            raise ValueError(f"character_coverage must lie in [0.98, 1], got {character_coverage}")
+        sentences = _sample(texts, max_sentences)
+        if not sentences:
+            raise ValueError("a vocabulary cannot be trained on no text")
+        sentencepiece.set_min_log_level(2)
+        model = io.BytesIO()
+        try:
+            sentencepiece.SentencePieceTrainer.train(
+                sentence_iterator=iter(sentences),
+                model_writer=model,
+                model_type=kind,
+                vocab_size=size,
+                character_coverage=character_coverage,
+                byte_fallback=byte_fallback,
+                max_sentence_length=LONGEST_LINE,  # by default lines over 4192 bytes are dropped
+                num_threads=THREADS,
+                minloglevel=2,
+                pad_id=0,
+                bos_id=1,
+                eos_id=2,
+                unk_id=3,
+            )
+        except RuntimeError as error:
+            reason = str(error).rsplit("] ", 1)[-1] or str(error)
+            raise ValueError(
+                f"no {kind} vocabulary of {size} pieces from {len(sentences)} sentences: {reason}"
+            ) from error
+        return cls(model.getvalue())
+
+    @classmethod
+    def load(cls, path: str | Path) -> Self:
+        """Read a SentencePiece model, packed or not."""
+        with open_binary(path) as file:
+            model = file.read()
+        try:
+            return cls(model)
+        except ValueError as error:
+            raise ValueError(f"{path} is {error}") from error
+
+    def save(self, path: str | Path) -> None:
+        """Write the model; `path` holds it whole or is left as it was."""
+        with replacing(path) as file:
+            file.write(self._model)
+
+    def __len__(self) -> int:
+        return self._size
+
+    @property
+    def specials(self) -> dict[str, int]:
+        """The ids of pad, bos, eos and unk."""
+        return {name: getattr(self, f"{name}_id") for name in SPECIAL}
+
+    def encode(self, text: str) -> list[int]:
+        """The ids of a text, without bos or eos."""
+        return self._encode(text, int)
+
+    def encode_batch(self, texts: Sequence[str]) -> list[npt.NDArray[np.int32]]:
+        """The ids of many texts, by all cores."""
+        return self._encode(list(texts), "numpy")
+
+    def decode(self, ids: Iterable[int]) -> str:
+        """The text of some ids; pad, bos and eos are passed over."""
+        return self._processor.decode([number for number in self._checked(ids) if number not in self._ignored])
+
+    def pieces(self, ids: Iterable[int]) -> list[str]:
+        """How each id is written, specials included; a leading space shows as U+2581."""
+        return [self._added.get(number) or self._processor.id_to_piece(number) for number in self._checked(ids)]
+
+    def spans(self, text: str) -> tuple[list[int], list[tuple[int, int]]]:
+        """The ids of a text, and for each the characters [begin, end) of the text that it stands for.
+
+        White space around a piece is not part of its span: a piece of nothing else has an empty one where the next
+        piece begins.  Of a character spelled in bytes each byte has the whole character.
+        """
+        mapping = self._encode(text, "offset_mapping")
+        ids: list[int] = mapping["ids"]
+        spans = []
+        whole = (0, 0)
+        for number, (begin, end) in zip(reversed(ids), reversed(mapping["offsets"]), strict=True):
+            while begin < end and text[begin].isspace():
+                begin += 1
+            while begin < end and text[end - 1].isspace():
+                end -= 1
+            # SentencePiece gives a character spelled in bytes to the last of them, and nothing to those before.
+            if begin == end == whole[0] and self._processor.is_byte(number):
+                end = whole[1]
+            whole = (begin, end) if self._processor.is_byte(number) else (0, 0)
+            spans.append((begin, end))
+        return ids, spans[::-1]
+
+    def _encode(self, text: str | list[str], kind: Any) -> Any:
+        try:
+            return self._processor.encode(text, return_type=kind)
+        except (RuntimeError, TypeError) as error:
+            raise ValueError(f"not text that can be encoded, as half a surrogate pair is not: {text!r:.100}") from error
+
+    def _checked(self, ids: Iterable[int]) -> Iterator[int]:
+        for number in map(int, ids):
+            if not 0 <= number < self._size:
+                raise ValueError(f"a vocabulary of {self._size} pieces has no id {number}")
+            yield number
+
+
+def _sample(texts: Iterable[str], most: int) -> list[str]:
+    """All of them, or `most` drawn uniformly (reservoir sampling, seeded)."""
+    draw = random.Random(0)
+    kept: list[str] = []
+    for number, text in enumerate(texts):
+        if not isinstance(text, str):
+            raise TypeError(f"a vocabulary is trained on strings, got {type(text).__name__}")
+        if number < most:
+            kept.append(text)
+        elif (place := draw.randrange(number + 1)) < most:
+            kept[place] = text
+    return kept

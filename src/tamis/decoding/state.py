@@ -1,0 +1,136 @@
+"""A batch of sentences that are being decoded: the encoded sources, and one tree of cached tokens for each.
+
+The hypotheses of a sentence share most of their tokens.  So they are not rows of a batch, each with a cache of its own
+that has to be copied whenever beams change places, but *queries* of one row: the cache of a sentence holds every token
+that some hypothesis has in its past, once, and a boolean mask says which of them each hypothesis sees.  Choosing among
+beams is then a choice of rows of that mask; keys and values are copied only when tokens that nobody sees any longer
+make up a good part of the cache.  The source is read by all hypotheses of a sentence from one copy of its keys.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor
+
+from tamis import functional
+from tamis.decoding.settings import DecodingConfig
+from tamis.models.seq2seq import Seq2Seq
+
+_SLACK = 16  # unseen tokens per sentence that are not worth a copy of the cache
+
+
+class DecodingState:
+    """What has been read and written so far, for B sentences with W hypotheses each.
+
+    Args:
+        model: in evaluation mode.
+        source: (B, Ls), padded on either side with the model's pad_id.
+    """
+
+    def __init__(self, model: Seq2Seq, source: Tensor) -> None:
+        self.model = model
+        self.source_mask = source != model.config.pad_id
+        self.memory = model.encode(source, self.source_mask)
+        self.source_lengths = self.source_mask.sum(-1)
+        self.cache = model.new_cache()
+        self.length = 0
+        """Tokens that each hypothesis has read."""
+        self.seen: Tensor | None = None
+        """(B, W, cached): what each hypothesis has in its past; None as long as that is everything."""
+
+    def step(self, tokens: Tensor) -> Tensor:
+        """Let hypothesis w of sentence b read tokens[b, w]; the logits of what follows, (B, W, vocabulary)."""
+        batch, width = tokens.shape
+        if self.seen is None and width == 1:
+            logits = self.model.decode(tokens, self.memory, self.source_mask, self.cache)
+        else:
+            own = torch.eye(width, dtype=torch.bool, device=tokens.device).expand(batch, -1, -1)
+            self.seen = own if self.seen is None else torch.cat([self.seen, own], 2)
+            positions = torch.full((1, width), self.length, device=tokens.device)
+            logits = self.model.decode(
+                tokens, self.memory, self.source_mask, self.cache, positions=positions, visible=self.seen
+            )
+        self.length += 1
+        return logits
+
+    def choose(self, parents: Tensor) -> None:
+        """Let hypothesis w of sentence b continue what parents[b, w] was."""
+        batch, width = parents.shape
+        if self.seen is None:
+            if width == 1:
+                return
+            self.seen = torch.ones(batch, 1, self.length, dtype=torch.bool, device=parents.device)
+        self.seen = self.seen.gather(1, parents.unsqueeze(2).expand(-1, -1, self.seen.shape[2]))
+        self._prune()
+
+    def keep(self, sentences: Tensor) -> None:
+        """Go on with these sentences (indices) only."""
+        self.memory = self.memory.index_select(0, sentences)
+        self.source_lengths = self.source_lengths.index_select(0, sentences)
+        self.source_mask = self.source_mask.index_select(0, sentences)
+        self.cache.reorder(sentences)
+        if self.seen is not None:
+            self.seen = self.seen.index_select(0, sentences)
+
+    def _prune(self) -> None:
+        """Drop tokens that no hypothesis sees, once they are a third of the cache."""
+        assert self.seen is not None
+        cached = self.seen.shape[2]
+        if cached < self.length + _SLACK:  # every hypothesis sees `length` tokens
+            return
+        alive = self.seen.any(1)  # (B, cached)
+        most = int(alive.sum(-1).max())
+        if cached - most < max(_SLACK, cached // 3):
+            return
+        order = (~alive).byte().argsort(dim=-1, stable=True)[:, :most]
+        self.cache.select(order)
+        self.seen = self.seen.gather(2, order.unsqueeze(1).expand(-1, self.seen.shape[1], -1))
+
+
+@contextmanager
+def evaluating(model: Seq2Seq) -> Iterator[None]:
+    """Without dropout or gradients; afterwards every module is in the mode it was in."""
+    modes = [(module, module.training) for module in model.modules()]
+    model.eval()
+    try:
+        with torch.inference_mode():
+            yield
+    finally:
+        for module, training in modes:
+            module.training = training
+
+
+def log_probabilities(logits: Tensor, alpha: float) -> Tensor:
+    """Of the output layer: softmax, or entmax, where tokens off the support have -inf."""
+    logits = logits.float()
+    if alpha == 1.0:
+        return logits.log_softmax(-1)
+    return functional.entmax(logits, alpha).log_()
+
+
+def check_source(model: Seq2Seq, source: Tensor) -> None:
+    """Raise unless these are tokens that the model can read."""
+    if source.ndim != 2 or source.is_floating_point() or source.dtype == torch.bool:
+        raise ValueError(f"source must be token ids (B, Ls), got {source.dtype} of shape {tuple(source.shape)}")
+    if source.shape[1] == 0:
+        raise ValueError("source must have at least one token, such as the end of the sentence")
+    size = model.config.source_vocab_size or model.config.vocab_size
+    if source.numel() and not 0 <= int(source.min()) <= int(source.max()) < size:
+        raise ValueError(f"source ids must lie in [0, {size - 1}], got {int(source.min())} to {int(source.max())}")
+
+
+def check_ids(model: Seq2Seq, **ids: int) -> None:
+    for name, value in ids.items():
+        if not 0 <= value < model.config.vocab_size:
+            raise ValueError(f"{name} must lie in [0, {model.config.vocab_size - 1}], got {value}")
+
+
+def length_limits(state: DecodingState, config: DecodingConfig) -> Tensor:
+    """The most tokens, end included, of each sentence's translation, (B,); at least 1."""
+    limits = (state.source_lengths * config.max_ratio + config.max_extra).long().clamp(1, config.max_length)
+    if state.model.config.position == "learned":  # there are no positions beyond
+        limits = limits.clamp(max=state.model.config.max_length)
+    return limits

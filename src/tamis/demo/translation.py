@@ -1,0 +1,132 @@
+"""Three small translation models, side by side: dense, adaptively sparse, rectified linear."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from tamis.config import read_recipe
+from tamis.data.grammar import Example
+from tamis.data.text import grammar_examples
+from tamis.decoding import Translator
+from tamis.runs import EVALUATION, evaluate_run, train_run
+from tamis.training.journal import Display, read_journal
+
+RECIPE = Path(__file__).with_name("demo.toml")
+ARMS = {"softmax": "softmax", "entmax": "alpha-entmax", "rela": "ReLA"}
+QUICK = (
+    "data.train=grammar:train:2000",
+    "data.valid=grammar:valid:50",
+    "data.test=grammar:test:20",
+    "data.gold=grammar:test:20",
+    "training.steps=20",
+    "training.checkpoint_every=20",
+    "training.log_every=10",
+)
+"""Enough to see that everything works, in seconds."""
+
+
+def run(folder: Path, console: Console, quick: bool = False) -> None:
+    began = time.monotonic()
+    display = Display(console)
+    place = folder / "quick" if quick else folder
+    overrides = [f"data.folder={place / 'data'}", *(QUICK if quick else ())]
+    runs = {}
+    for arm, name in ARMS.items():
+        recipe = read_recipe(RECIPE, overrides, arm)
+        console.print(f"\n[bold]{name}[/bold]")
+        runs[arm] = place / "runs" / arm
+        train_run(recipe, runs[arm], "cpu", display)
+        evaluate_run(runs[arm], "cpu", say=lambda text: None)
+    console.print()
+    console.print(_table(runs))
+    assert isinstance(recipe.data.test, str)
+    examples = grammar_examples(recipe.data.test)
+    translators = {arm: Translator.load(run, "cpu") for arm, run in runs.items()}
+    _show_sentences(console, translators, examples)
+    picture = place / "attention.png"
+    draw_attention(picture, translators, _telling(examples))
+    console.print(f"\n{time.monotonic() - began:.0f} seconds.  What to open next:")
+    for line in (
+        f"{picture}  one sentence through the heads of each model; grey is exactly 0",
+        f"{runs['entmax'] / 'metrics.jsonl'}  the alpha of every head over training",
+        "recipes/demo.toml  the recipe, to copy and change; docs/training.md says how",
+        f"echo 'The old man reads a book.' | tamis translate {runs['entmax']}",
+    ):
+        console.print(f"  {line}", soft_wrap=True)
+
+
+def _table(runs: dict[str, Path]) -> Table:
+    table = Table(title="One recipe, three kinds of attention")
+    for column in ("", "BLEU", "AER %", "density", "diversity", "alpha", "tokens/s"):
+        table.add_column(column, justify="left" if not column else "right")
+    for arm, run in runs.items():
+        found: dict[str, Any] = json.loads((run / EVALUATION).read_text())
+        bleu, heads = found["translation"]["bleu"], found["attention"]["summary"]["all"]
+        records = [record for record in read_journal(run / "metrics.jsonl") if "loss" in record]
+        alphas = [alpha for site in records[-1]["alphas"].values() for alpha in site]
+        table.add_row(
+            ARMS[arm],
+            f"{bleu['score']:.1f} +-{(bleu['high'] - bleu['low']) / 2:.1f}",
+            f"{100 * found['alignment']['best']['aer']:.1f}",
+            f"{heads['density']:.3f}",
+            f"{heads['diversity']:.3f}",
+            f"{min(alphas):.2f}..{max(alphas):.2f}" if alphas else "",
+            f"{records[-1]['tokens'] / records[-1]['seconds']:,.0f}",
+        )
+    table.caption = (
+        "BLEU on new combinations of words, with its 95 % interval; AER of the best head;\n"
+        "density: the share of keys that a query gives any weight; diversity of heads, 0 to 1"
+    )
+    return table
+
+
+def _show_sentences(console: Console, translators: dict[str, Translator], examples: list[Example]) -> None:
+    chosen = sorted(examples[:100], key=lambda example: -len(example.source))[:60:20]
+    found = {arm: translate([example.source_text for example in chosen]) for arm, translate in translators.items()}
+    for number, example in enumerate(chosen):
+        shown = {"source": example.source_text, "reference": example.target_text}
+        shown |= {ARMS[arm]: lines[number] for arm, lines in found.items()}
+        console.print()
+        for name, text in shown.items():
+            console.print(f"{name:<14}{text}", soft_wrap=True)
+
+
+def _telling(examples: list[Example]) -> Example:
+    """One whose word order differs: crossing links show in a picture."""
+
+    def crossings(example: Example) -> int:
+        links = sorted(example.links)
+        return sum(a[1] > b[1] for number, a in enumerate(links) for b in links[number + 1 :])
+
+    short = [example for example in examples if 7 <= len(example.source) <= 11]
+    return max(short or examples, key=crossings)
+
+
+def draw_attention(path: Path, translators: dict[str, Translator], example: Example) -> None:
+    """The cross-attention of the last layer, every head of every model, while it is told the reference."""
+    try:
+        from matplotlib import colormaps
+        from matplotlib.figure import Figure
+    except ModuleNotFoundError:
+        raise SystemExit("the picture needs matplotlib: pip install 'tamis[plots]'") from None
+    colours = colormaps["YlOrBr"].with_extremes(bad="0.88")
+    heads = max(translator.model.config.num_heads for translator in translators.values())
+    figure = Figure(figsize=(3.1 * heads + 1, 3.4 * len(translators)), layout="constrained")
+    panels = figure.subplots(len(translators), heads, squeeze=False)
+    for row, (arm, translator) in zip(panels, translators.items(), strict=True):
+        (shown,) = translator.attention([example.source_text], [example.target_text])
+        for head, panel in enumerate(row):
+            weights = shown.weights[-1, head]
+            panel.imshow(weights.where(weights != 0.0, float("nan")), cmap=colours, vmin=0.0, aspect="auto")
+            panel.set_xticks(range(len(shown.source)), shown.source, rotation=90, fontsize=7)
+            panel.set_yticks(range(len(shown.target)), shown.target if head == 0 else [], fontsize=7)
+            zeros = (weights == 0.0).double().mean()
+            panel.set_title(f"head {head + 1}: {zeros:.0%} exact zeros", fontsize=8)
+        row[0].set_ylabel(ARMS[arm], fontsize=10)
+    figure.savefig(path, dpi=130)

@@ -1,0 +1,43 @@
+"""How good a model is: translations, word alignments and likelihood."""
+
+from tamis.evaluation.alignment import (
+    AlignmentReport,
+    AlignmentScore,
+    LayerAlignment,
+    aer,
+    attention_alignment,
+    score_links,
+)
+from tamis.evaluation.gold import GoldPair, parse_links, read_gold, read_links, read_pharaoh
+from tamis.evaluation.likelihood import Likelihood, LikelihoodMeter, translation_likelihood
+from tamis.evaluation.translation import (
+    Comparison,
+    Difference,
+    MetricScore,
+    TranslationScore,
+    compare,
+    score_translations,
+)
+
+__all__ = [
+    "AlignmentReport",
+    "AlignmentScore",
+    "Comparison",
+    "Difference",
+    "GoldPair",
+    "LayerAlignment",
+    "Likelihood",
+    "LikelihoodMeter",
+    "MetricScore",
+    "TranslationScore",
+    "aer",
+    "attention_alignment",
+    "compare",
+    "parse_links",
+    "read_gold",
+    "read_links",
+    "read_pharaoh",
+    "score_links",
+    "score_translations",
+    "translation_likelihood",
+]

@@ -1,0 +1,255 @@
+"""The stages from a recipe to its results.  The run folder is what one hands on to the next.
+
+data/NAME/      vocabularies, indexed corpora                     prepare_run
+runs/NAME/      config.toml, metrics.jsonl, checkpoints/          train_run
+    model/      what to translate with: the best, or an average
+    evaluation.json, test.hypotheses.txt                          evaluate_run
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import shutil
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from tamis.analysis.capture import capture
+from tamis.analysis.metrics import AttentionMetrics
+from tamis.config import Recipe, read_recipe
+from tamis.data.batching import Batch, Updates, collate
+from tamis.data.corpus import Limits, ParallelCorpus, build_corpus
+from tamis.data.files import replacing
+from tamis.data.prepare import Prepared, Say, prepare
+from tamis.data.text import BadLine, Pair, grammar_examples, read_pairs
+from tamis.decoding.settings import DecodingConfig
+from tamis.decoding.translator import Translator
+from tamis.evaluation.alignment import attention_alignment
+from tamis.evaluation.gold import GoldPair, read_gold
+from tamis.evaluation.likelihood import translation_likelihood
+from tamis.evaluation.mode import evaluating
+from tamis.evaluation.translation import Comparison, compare, score_translations
+from tamis.models.pretrained import PretrainedModel
+from tamis.models.seq2seq import Seq2Seq
+from tamis.training.distributed import Process, process
+from tamis.training.journal import Display, Record
+from tamis.training.trainer import Trainer
+from tamis.training.translation import TranslationTask
+
+RECIPE, MODEL, EVALUATION, HYPOTHESES = "config.toml", "model", "evaluation.json", "test.hypotheses.txt"
+MAY_CHANGE = {
+    "training": {"steps", "patience", "keep", "average", "log_every", "tensorboard", "device_tokens", "compile"},
+    "data": {"test", "gold", "folder"},
+    "decoding": {field.name for field in dataclasses.fields(DecodingConfig)},
+}
+"""Settings that a run may go on with after they were changed."""
+OBSERVED_TOKENS = 4096
+"""Of the validation set, for the densities shown while training."""
+
+
+def prepare_run(recipe: Recipe, say: Say = print) -> Prepared:
+    """Vocabularies and indexed corpora of a recipe, built now or earlier."""
+    folder = Path(recipe.data.folder or f"data/{recipe.name}")
+    return prepare(recipe.data, recipe.vocabulary, folder, say)
+
+
+def train_run(recipe: Recipe, folder: Path, device: str | None = None, display: Display | None = None) -> Path:
+    """Train, from where an earlier call was interrupted if one was; returns the folder of the model."""
+    with process(device) as own:
+        display = display or Display(quiet=not own.leads)
+        if own.leads:
+            folder.mkdir(parents=True, exist_ok=True)
+            _keep_recipe(recipe, folder / RECIPE)
+            prepared = prepare_run(recipe, display.say)
+        own.wait()
+        if not own.leads:
+            prepared = prepare_run(recipe, lambda text: None)
+        torch.manual_seed(recipe.training.seed)
+        model = Seq2Seq(recipe.model_config(prepared))
+        task = TranslationTask(prepared, recipe.training)
+        display.say(f"{folder}: {model.num_parameters():,} parameters, {len(task.train):,} pairs, on {own.device}")
+        scoring = _Validation(recipe, prepared, task, own)
+        trainer = Trainer(
+            model,
+            task,
+            recipe.training,
+            folder,
+            own,
+            display=display,
+            score=scoring.bleu if recipe.training.monitor == "bleu" else None,
+            observe=scoring.density,
+        )
+        trainer.run()
+        if own.leads:
+            export(trainer, recipe, prepared, folder / MODEL)
+        own.wait()
+    return folder / MODEL
+
+
+def export(trainer: Trainer, recipe: Recipe, prepared: Prepared, folder: Path) -> None:
+    """Write the final weights as a folder that `Translator.load` reads, whole or not at all."""
+    model = Seq2Seq(recipe.model_config(prepared))
+    model.load_state_dict(trainer.final_weights(), strict=False)
+    draft = folder.with_name(f".{folder.name}.draft")
+    shutil.rmtree(draft, ignore_errors=True)
+    translator(recipe, prepared, model).save(draft)
+    shutil.rmtree(folder, ignore_errors=True)
+    draft.rename(folder)
+
+
+def translator(recipe: Recipe, prepared: Prepared, model: Seq2Seq) -> Translator:
+    """The model with its vocabularies and the recipe's way of decoding."""
+    decoding = recipe.decoding
+    if recipe.training.loss == "entmax" and decoding.alpha == 1.0:
+        decoding = replace(decoding, alpha=recipe.training.loss_alpha)
+    return Translator(model, prepared.source_vocabulary, prepared.target_vocabulary, decoding)
+
+
+class _Validation:
+    """What is found out about a model after each validation, besides its loss."""
+
+    def __init__(self, recipe: Recipe, prepared: Prepared, task: TranslationTask, own: Process) -> None:
+        self.recipe, self.prepared, self.task, self.own = recipe, prepared, task, own
+
+    def bleu(self, model: PretrainedModel) -> float:
+        assert isinstance(model, Seq2Seq)
+        pairs = whole_text(self.recipe.data.valid, self.recipe)
+        found = translator(self.recipe, self.prepared, model)([pair.source for pair in pairs])
+        return score_translations(found, [pair.target for pair in pairs], samples=1).bleu.score
+
+    def density(self, model: PretrainedModel) -> Record:
+        alone = Process(0, 1, self.own.device)
+        metrics, tokens = AttentionMetrics(), 0
+        for batch in self.task.validation(alone):
+            observe(model, batch.to(self.own.device), self.prepared.target_vocabulary.pad_id, metrics)
+            tokens += batch.num_tokens
+            if tokens >= OBSERVED_TOKENS:
+                break
+        sites = {site: list(found.density) for site, found in metrics.results().items()}
+        return {"density": metrics.summary()["all"]["density"], "densities": sites}
+
+
+def observe(model: PretrainedModel, batch: Batch, pad_id: int, metrics: AttentionMetrics) -> None:
+    """Add the attention of a model on a batch to some metrics."""
+    with evaluating(model), capture(model, metrics):
+        # A column of padding is not a query: only positions that are labels count.
+        model(batch.source, batch.target, target_mask=batch.labels != pad_id)
+
+
+def whole_text(text: str | list[str], recipe: Recipe) -> list[Pair]:
+    """All pairs of a text that nothing may be left out of, such as a test set."""
+    pairs = []
+    for pair in read_pairs(text, recipe.data.source_language, recipe.data.target_language):
+        if isinstance(pair, BadLine):
+            raise ValueError(f"line {pair.line} of {text}: {pair.reason}; a set to be scored must be whole")
+        pairs.append(pair)
+    return pairs
+
+
+def evaluate_run(folder: Path, device: str | None = None, say: Say = print, **decoding: Any) -> dict[str, Any]:
+    """Translate and score the test set of a run, and align its gold pairs; writes evaluation.json.
+
+    `decoding` are settings of DecodingConfig to change, such as ``beam=1``.
+    """
+    recipe = read_recipe(folder / RECIPE)
+    if recipe.data.test is None:
+        raise ValueError(f"{folder / RECIPE} names no [data] test to evaluate on")
+    loaded = Translator.load(folder, device)
+    pairs = whole_text(recipe.data.test, recipe)
+    began = time.perf_counter()
+    found = loaded([pair.source for pair in pairs], **decoding)
+    seconds = time.perf_counter() - began
+    scores = score_translations(found, [pair.target for pair in pairs])
+    say(f"BLEU {scores.bleu.score:.2f} [{scores.bleu.low:.2f}, {scores.bleu.high:.2f}]  {scores.bleu.signature}")
+    say(f"chrF {scores.chrf.score:.2f} [{scores.chrf.low:.2f}, {scores.chrf.high:.2f}]  {scores.chrf.signature}")
+    result: dict[str, Any] = {
+        "name": recipe.name,
+        "decoding": loaded.decoding.to_dict() | decoding,
+        "translation": scores.to_dict(),
+        "sentences_per_second": len(pairs) / seconds,
+        "device": str(loaded.device),
+        **_teacher_forced(loaded, pairs),
+    }
+    if recipe.data.gold is not None:
+        report = attention_alignment(
+            loaded.model, loaded.source_vocabulary, loaded.target_vocabulary, gold_pairs(recipe.data.gold)
+        )
+        say(report.describe())
+        result["alignment"] = report.to_dict()
+    with replacing(folder / HYPOTHESES) as file:
+        file.write("".join(f"{line}\n" for line in found).encode())
+    with replacing(folder / EVALUATION) as file:
+        file.write((json.dumps(result, indent=1) + "\n").encode())
+    return result
+
+
+def _teacher_forced(loaded: Translator, pairs: Sequence[Pair]) -> dict[str, Any]:
+    """What the model makes of the references: likelihood, and how its heads attend."""
+    pad_id = loaded.target_vocabulary.pad_id
+    metrics = AttentionMetrics()
+    with tempfile.TemporaryDirectory() as scratch:
+        batches = list(_batches(loaded, pairs, Path(scratch)))
+    likelihood = translation_likelihood(loaded.model, batches, pad_id=pad_id, alpha=loaded.decoding.alpha)
+    for batch in batches:
+        observe(loaded.model, batch.to(loaded.device), pad_id, metrics)
+    return {"likelihood": likelihood.to_dict(), "attention": metrics.to_dict()}
+
+
+def _batches(loaded: Translator, pairs: Sequence[Pair], scratch: Path) -> Iterator[Batch]:
+    vocabularies = loaded.source_vocabulary, loaded.target_vocabulary
+    build_corpus(pairs, scratch, "test", *vocabularies, Limits(max_length=1 << 20, max_ratio=1e9))
+    corpus = ParallelCorpus.open(scratch, "test")
+    for indices in Updates(corpus.source_lengths, corpus.target_lengths, 4096).epoch(0):
+        yield collate(corpus, indices, *vocabularies)
+
+
+def gold_pairs(text: str) -> list[GoldPair]:
+    """Gold alignments from a file, or from the embedded grammar: "grammar:test:500"."""
+    if text.startswith("grammar:"):
+        return [GoldPair.from_example(example) for example in grammar_examples(text)]
+    return read_gold(text)
+
+
+def compare_runs(systems: dict[str, list[Path]], baseline: str | None = None) -> Comparison:
+    """Paired bootstrap between systems, each one or more evaluated runs, such as seeds."""
+    recipes = {folder: read_recipe(folder / RECIPE) for runs in systems.values() for folder in runs}
+    tests = {json.dumps(recipe.data.test) for recipe in recipes.values()}
+    if len(tests) != 1:
+        raise ValueError(f"the runs have different test sets: {', '.join(sorted(tests))}")
+    recipe = next(iter(recipes.values()))
+    assert recipe.data.test is not None
+    references = [pair.target for pair in whole_text(recipe.data.test, recipe)]
+    found = {name: [_hypotheses(folder) for folder in runs] for name, runs in systems.items()}
+    return compare(found, references, baseline=baseline)
+
+
+def _hypotheses(folder: Path) -> list[str]:
+    path = folder / HYPOTHESES
+    if not path.is_file():
+        raise FileNotFoundError(f"{folder} has not been evaluated: run `tamis evaluate {folder}` first")
+    return path.read_text().split("\n")[:-1]
+
+
+def _keep_recipe(recipe: Recipe, path: Path) -> None:
+    """Write config.toml, unless the folder belongs to a run with other settings."""
+    if path.exists():
+        before, now = read_recipe(path).to_dict(), recipe.to_dict()
+        differences = [
+            f"{section}.{key}: {before[section].get(key)!r} then, {value!r} now"
+            for section, values in now.items()
+            if isinstance(values, dict)
+            for key, value in values.items()
+            if before[section].get(key) != value and key not in MAY_CHANGE.get(section, set())
+        ]
+        if differences:
+            raise ValueError(
+                f"{path.parent} holds a run with other settings ({'; '.join(differences)}): use another folder"
+            )
+    with replacing(path) as file:
+        file.write(recipe.to_toml().encode())

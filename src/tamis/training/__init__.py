@@ -1,0 +1,19 @@
+"""Training: one loop for one process and for many, exact to resume."""
+
+from tamis.training.checkpoint import CheckpointError
+from tamis.training.distributed import Process, process
+from tamis.training.guards import TrainingError
+from tamis.training.settings import TrainingConfig
+from tamis.training.trainer import Task, Trainer
+from tamis.training.translation import TranslationTask
+
+__all__ = [
+    "CheckpointError",
+    "Process",
+    "Task",
+    "Trainer",
+    "TrainingConfig",
+    "TrainingError",
+    "TranslationTask",
+    "process",
+]

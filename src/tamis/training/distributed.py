@@ -1,0 +1,152 @@
+"""One process or many: who am I, what is shared, and how a model is spread."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import FSDPModule, fully_shard
+from torch.distributed.tensor import DTensor, distribute_tensor
+from torch.nn.parallel import DistributedDataParallel
+
+from tamis.nn.layers import TransformerLayer
+
+
+@dataclass(frozen=True)
+class Process:
+    """This process among those that train together."""
+
+    rank: int
+    world: int
+    device: torch.device
+
+    @property
+    def leads(self) -> bool:
+        """Whether this is the one that writes and shows."""
+        return self.rank == 0
+
+    def total(self, values: Tensor) -> Tensor:
+        """The sum over all processes."""
+        if self.world > 1:
+            dist.all_reduce(values)
+        return values
+
+    def wait(self) -> None:
+        if self.world > 1:
+            dist.barrier()
+
+    def agree(self, value: Any) -> Any:
+        """What the leading process says."""
+        if self.world == 1:
+            return value
+        box = [value]
+        dist.broadcast_object_list(box, src=0)
+        return box[0]
+
+
+@contextmanager
+def process(device: str | None = None) -> Iterator[Process]:
+    """Join the processes that torchrun started, or be alone.  `device` is "cpu" or "cuda"; by default what there is."""
+    kind = device or ("cuda" if torch.cuda.is_available() else "cpu")
+    if "RANK" not in os.environ:
+        yield Process(0, 1, torch.device(kind))
+        return
+    place = torch.device(kind, int(os.environ["LOCAL_RANK"])) if kind == "cuda" else torch.device(kind)
+    if kind == "cuda":
+        torch.cuda.set_device(place)
+    dist.init_process_group("nccl" if kind == "cuda" else "gloo")
+    try:
+        yield Process(dist.get_rank(), dist.get_world_size(), place)
+    finally:
+        dist.destroy_process_group()
+
+
+def spread(model: nn.Module, parallel: str, process: Process) -> nn.Module:
+    """The model to call: itself if alone, copies that add their gradients ("ddp"), or shards ("fsdp")."""
+    if process.world == 1:
+        return model
+    if parallel == "ddp":
+        devices = [process.device.index] if process.device.type == "cuda" else None
+        return DistributedDataParallel(model, device_ids=devices)
+    mesh = init_device_mesh(process.device.type, (process.world,))
+    for module in model.modules():
+        if isinstance(module, TransformerLayer):
+            fully_shard(module, mesh=mesh)
+    fully_shard(model, mesh=mesh)  # changes the model itself
+    return model
+
+
+@contextmanager
+def part_of_update(model: nn.Module, last: bool) -> Iterator[None]:
+    """Gradients are exchanged after the last part of an update only."""
+    if isinstance(model, FSDPModule):
+        model.set_requires_gradient_sync(last)
+    own = model.no_sync() if isinstance(model, DistributedDataParallel) and not last else nullcontext()
+    with own:
+        yield
+
+
+def weights(model: nn.Module) -> dict[str, Tensor]:
+    """The weights and buffers that are saved, themselves and each once, by name."""
+    seen: dict[int, str] = {}
+    state: dict[str, Tensor] = model.state_dict(keep_vars=True)
+    return {name: tensor.detach() for name, tensor in state.items() if seen.setdefault(id(tensor), name) == name}
+
+
+def optimizer_tensors(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
+    """What the optimiser remembers of each parameter, by the names of both."""
+    return {
+        f"{name}.{key}": value
+        for name, parameter in model.named_parameters()
+        for key, value in optimizer.state.get(parameter, {}).items()
+    }
+
+
+def restore_optimizer(model: nn.Module, optimizer: torch.optim.Optimizer, tensors: dict[str, Tensor]) -> None:
+    """The reverse: fill the empty state of an optimiser."""
+    for name, parameter in model.named_parameters():
+        for key, value in tensors.items():
+            if key.rpartition(".")[0] == name:
+                # Counts of steps are the same in every process; the rest lies as its parameter does.
+                optimizer.state[parameter][key.rpartition(".")[2]] = laid_out_as(parameter, value)
+
+
+def is_sharded(model: nn.Module) -> bool:
+    return isinstance(model, FSDPModule)
+
+
+def gathered(tensor: Tensor) -> Tensor:
+    """Without shards; every process has to call it."""
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+
+
+def whole(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """On the CPU and without shards; every process has to call it."""
+    return {name: gathered(tensor).cpu() for name, tensor in tensors.items()}
+
+
+def laid_out_as(like: Tensor, tensor: Tensor) -> Tensor:
+    """A whole tensor, which every process has read, on the device and in the shards of another one."""
+    tensor = tensor.to(like.device)
+    if isinstance(like, DTensor) and tensor.shape == like.shape:
+        return distribute_tensor(tensor, like.device_mesh, like.placements, src_data_rank=None)
+    return tensor
+
+
+@torch.no_grad()
+def restore(tensors: dict[str, Tensor], saved: dict[str, Tensor]) -> None:
+    """Copy what was saved into tensors of the same names and shapes."""
+    if tensors.keys() != saved.keys():
+        wrong = ", ".join(sorted(tensors.keys() ^ saved.keys())[:5])
+        raise ValueError(f"these are the weights of another model: {wrong} is on one side only")
+    for name, tensor in tensors.items():
+        if tensor.shape != saved[name].shape:
+            raise ValueError(f"{name} has shape {tuple(saved[name].shape)}, expected {tuple(tensor.shape)}")
+        tensor.copy_(laid_out_as(tensor, saved[name]))

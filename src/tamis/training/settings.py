@@ -1,0 +1,87 @@
+"""What a training run is told."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tamis.mechanisms.checks import choose
+from tamis.models.pretrained import Config, at_least, numbers, optional_at_least, shares
+
+SCHEDULES = ("inverse-sqrt", "noam", "cosine", "constant")
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingConfig(Config):
+    """The loop, from the size of a batch to when it ends."""
+
+    steps: int = 10_000
+    """Updates of the weights."""
+    batch_tokens: int = 4096
+    """Of one update, over all processes and all accumulated parts: padded tokens of the longer side."""
+    device_tokens: int | None = None
+    """The most that one process puts through the model at once; an update beyond that is accumulated in parts."""
+    seed: int = 1
+
+    optimizer: str = "adam"
+    """"adam" or "adamw"."""
+    lr: float = 1e-3
+    """The highest rate of the schedule; for "noam" the factor before d^-0.5 min(step^-0.5, step warmup^-1.5)."""
+    schedule: str = "inverse-sqrt"
+    warmup: int = 1000
+    """Steps of linear growth."""
+    betas: tuple[float, float] = (0.9, 0.98)
+    eps: float = 1e-9
+    weight_decay: float = 0.0
+    """Of matrices and embeddings; biases, norms, alphas, gains and gates never decay."""
+    mechanism_lr: float = 1.0
+    """Rate of alphas, gains, gates and whatever else a mechanism learns, as a multiple of everybody's."""
+    clip: float = 1.0
+    """Largest norm of the gradient; 0 leaves it as it is."""
+
+    loss: str = "cross-entropy"
+    """Or "entmax": the output layer becomes sparse too."""
+    loss_alpha: float = 1.5
+    label_smoothing: float = 0.1
+    precision: str = "fp32"
+    """Or "bf16": autocast."""
+    compile: bool = False
+    deterministic: bool = False
+    """On a GPU: resume to the bit, at some cost.  A CPU does so always."""
+    parallel: str = "ddp"
+    """Under torchrun: "ddp", or "fsdp" to shard weights, gradients and optimiser too."""
+
+    checkpoint_every: int = 1000
+    """Steps from one validation and checkpoint to the next."""
+    keep: int = 5
+    """Checkpoints that stay, besides the best."""
+    monitor: str = "loss"
+    """What makes a checkpoint the best: "loss" or "bleu" (beam search over the validation set)."""
+    patience: int | None = None
+    """Validations without a better one until training ends; None: never."""
+    ema: float = 0.0
+    """Decay of an exponential moving average of the weights, which is then validated and exported; 0: none."""
+    average: int = 1
+    """Export the mean of the last so many checkpoints; 1 exports the best one."""
+    log_every: int = 50
+    tensorboard: bool = False
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "betas", tuple(self.betas))
+        at_least(self, 1, "steps", "batch_tokens", "checkpoint_every", "keep", "average", "log_every")
+        at_least(self, 0, "seed", "warmup")
+        optional_at_least(self, 1, "device_tokens", "patience")
+        shares(self, "label_smoothing", "ema")
+        numbers(self, "lr", "eps", above=0.0)
+        numbers(self, "weight_decay", "mechanism_lr", "clip")
+        choose("optimizer", self.optimizer, ("adam", "adamw"))
+        choose("schedule", self.schedule, SCHEDULES)
+        choose("loss", self.loss, ("cross-entropy", "entmax"))
+        choose("precision", self.precision, ("fp32", "bf16"))
+        choose("parallel", self.parallel, ("ddp", "fsdp"))
+        choose("monitor", self.monitor, ("loss", "bleu"))
+        if self.loss == "entmax" and not 1.0 <= self.loss_alpha <= 2.0:
+            raise ValueError(f"loss_alpha must lie in [1, 2], got {self.loss_alpha}")
+        if len(self.betas) != 2 or not all(0.0 <= beta < 1.0 for beta in self.betas):
+            raise ValueError(f"betas must be two numbers in [0, 1), got {self.betas}")
+        if self.average > self.keep:
+            raise ValueError(f"average = {self.average} needs as many checkpoints, but keep = {self.keep}")

@@ -1,0 +1,261 @@
+"""The training loop: small, exact to resume, the same for one process and for many."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from tamis.data.batching import Position, Prefetcher, Updates
+from tamis.mechanisms.entmax import LearnedAlpha
+from tamis.models.pretrained import CONFIG, PretrainedModel
+from tamis.training import distributed, guards
+from tamis.training.checkpoint import CheckpointError, Checkpoints, average
+from tamis.training.distributed import Process
+from tamis.training.guards import TrainingError
+from tamis.training.journal import Display, Record
+from tamis.training.objective import Measured
+from tamis.training.optim import MovingAverage, build_optimizer, learning_rate, step
+from tamis.training.recorder import Recorder, StepNumbers
+from tamis.training.settings import TrainingConfig
+from tamis.training.state import State, stream_seed
+
+
+class Task(Protocol):
+    """What is learned: batches and their loss.  The loop knows nothing else about the data."""
+
+    @property
+    def updates(self) -> Updates:
+        """The order of training."""
+
+    def parts(self, indices: np.ndarray, process: Process) -> list[Any]:
+        """What this process puts through the model for one update; as many parts in every process."""
+
+    def tokens(self, indices: np.ndarray) -> int:
+        """Labels in the whole update, over all processes: what its loss is divided by."""
+
+    def loss(self, model: Callable[..., Tensor], part: Any) -> Tensor:
+        """Summed over labels."""
+
+    def validation(self, process: Process) -> Iterator[Any]:
+        """Parts of the validation set for this process; as many in every process."""
+
+    def measure(self, model: Callable[..., Tensor], part: Any) -> Measured:
+        """Sums over labels."""
+
+    def describe(self, part: Any) -> str:
+        """For the message when memory runs out."""
+
+
+class Trainer:
+    """Trains `model` on `task` in `folder`, from the last good checkpoint there if there is one.
+
+    Args:
+        score: a figure of merit, higher is better, found after each validation by the leading process.
+        observe: further numbers for the record of a validation, such as densities; likewise.
+    """
+
+    def __init__(
+        self,
+        model: PretrainedModel,
+        task: Task,
+        config: TrainingConfig,
+        folder: Path,
+        process: Process,
+        *,
+        display: Display | None = None,
+        score: Callable[[PretrainedModel], float] | None = None,
+        observe: Callable[[PretrainedModel], Record] | None = None,
+    ) -> None:
+        self.task, self.config, self.folder, self.process = task, config, folder, process
+        self.display = Display(quiet=not process.leads) if display is None else display
+        self.score, self.observe = score, observe
+        self.kind = type(model)  # sharding gives the model another class
+        self.model = model.to(process.device).train()
+        self.spread = distributed.spread(self.model, config.parallel, process)
+        self.called = torch.compile(self.spread, dynamic=True) if config.compile else self.spread
+        self.optimizer = build_optimizer(self.model, config)
+        self.ema = MovingAverage(self.model, config.ema) if config.ema else None
+        self.checkpoints = Checkpoints(folder / "checkpoints")
+        self.state = State()
+        self.interruption = guards.Interruption()
+
+    def run(self) -> State:
+        """Train to the end, or until patience runs out; returns where it ended."""
+        self.checkpoints.folder.mkdir(parents=True, exist_ok=True)
+        with ExitStack() as stack:
+            if self.process.leads:
+                stack.enter_context(guards.alone_in(self.folder))
+            stack.enter_context(guards.deterministic(self.config.deterministic))
+            self._resume()
+            self.recorder = stack.enter_context(
+                Recorder(self.state, self.config, self.folder, self.display, self.process.leads)
+            )
+            if self.process.world == 1:  # several processes would stop at different steps
+                stack.enter_context(self.interruption.watched())
+            if not self._done():
+                self._loop()
+        return self.state
+
+    def final_weights(self) -> dict[str, Tensor]:
+        """To export: the mean of the last checkpoints, or the best one; of the moving average where one is kept."""
+        table = "ema" if self.ema is not None else "model"
+        last = self.checkpoints.steps()[-self.config.average :]
+        steps = last if self.config.average > 1 else [self.state.best_step]
+        return average([self.checkpoints.path(step) / f"{table}.safetensors" for step in steps])
+
+    def _loop(self) -> None:
+        with Prefetcher(self._stream(self.state.position)) as prefetcher:
+            stream = iter(prefetcher)
+            while not self._done():
+                asked = time.monotonic()
+                position, tokens, parts = next(stream)
+                self.recorder.wait(time.monotonic() - asked)
+                self._update(tokens, parts, position)
+                if self.state.step % self.config.checkpoint_every == 0 or self.state.step == self.config.steps:
+                    self._validate()
+                    self._save()
+                elif self.interruption.asked:
+                    self.recorder.settle()
+                    self._save()
+                if self.interruption.asked and not self._done():
+                    raise TrainingError(f"stopped after step {self.state.step}; the same command goes on from there")
+
+    def _done(self) -> bool:
+        patience = self.config.patience
+        return self.state.step >= self.config.steps or (patience is not None and self.state.stale >= patience)
+
+    def _stream(self, position: Position) -> Iterator[tuple[Position, int, list[Any]]]:
+        """Updates from a position on, made ready ahead of their time in another thread."""
+        pin = self.process.device.type == "cuda"
+        for after, indices in self.task.updates.iterate(position):
+            parts = self.task.parts(indices, self.process)
+            yield after, self.task.tokens(indices), [part.pin() if pin else part for part in parts]
+
+    def _update(self, tokens: int, parts: list[Any], position: Position) -> None:
+        number = self.state.step + 1
+        torch.manual_seed(stream_seed(self.config.seed, number, self.process.rank))
+        self.optimizer.zero_grad(set_to_none=True)
+        total = torch.zeros((), device=self.process.device)
+        for index, part in enumerate(parts):
+            last = index == len(parts) - 1
+            explained = guards.memory_explained(self.task.describe(part), "training.device_tokens")
+            with distributed.part_of_update(self.spread, last), explained:
+                with self._autocast():
+                    loss = self.task.loss(self.called, part.to(self.process.device))
+                # The exchange between processes takes means; wanted is the sum over all of them, per label.
+                (loss * (self.process.world / tokens)).backward()
+            total += loss.detach()
+        norm = self._clip()
+        wrong = (~(norm + total).isfinite()).float()
+        lr = learning_rate(self.config, number, getattr(self.model.config, "embed_dim", 1))
+        step(self.optimizer, lr, wrong)
+        if self.ema is not None:
+            self.ema.update(number)
+        self.state.step, self.state.position = number, position
+        values = torch.stack([self.process.total(total), norm, wrong])
+        alphas = self._alphas() if number % self.config.log_every == 0 else {}
+        self.recorder.add(StepNumbers(number, position.epoch, tokens, lr, values, alphas))
+
+    def _autocast(self) -> torch.autocast:
+        return torch.autocast(self.process.device.type, torch.bfloat16, enabled=self.config.precision == "bf16")
+
+    def _clip(self) -> Tensor:
+        """The norm of the gradient before it was clipped."""
+        return distributed.gathered(nn.utils.clip_grad_norm_(self.model.parameters(), self.config.clip or math.inf))
+
+    @torch.no_grad()
+    def _alphas(self) -> dict[str, Tensor]:
+        """Every learned alpha, by the name of its attention layer."""
+        found = {
+            name.removesuffix(".mechanism.alpha"): module()
+            for name, module in self.model.named_modules()
+            if isinstance(module, LearnedAlpha)
+        }
+        return distributed.whole(found)
+
+    def _validate(self) -> None:
+        self.recorder.settle()
+        began = time.monotonic()
+        record: Record = {"step": self.state.step}
+        with self._averaged():
+            sums = torch.zeros(3, dtype=torch.float64, device=self.process.device)
+            with torch.no_grad(), self._autocast():
+                for part in self.task.validation(self.process):
+                    sums += torch.stack(self.task.measure(self.called, part.to(self.process.device)))
+            loss, correct, tokens = self.process.total(sums).tolist()
+            record["valid_loss"] = loss / max(tokens, 1.0)
+            record["valid_perplexity"] = math.exp(min(record["valid_loss"], 100.0))
+            record["valid_accuracy"] = correct / max(tokens, 1.0)
+            model = self._whole_model()
+            if self.observe is not None and self.process.leads:
+                record |= self.observe(model)
+            if self.score is not None and self.process.leads:
+                record["valid_bleu"] = self.score(model)
+        value = -record.get("valid_bleu", 0.0) if self.config.monitor == "bleu" else record["valid_loss"]
+        record["best"] = self.state.judge(self.process.agree(value))
+        self.recorder.validated(record)
+        self.recorder.pause(time.monotonic() - began)
+
+    def _whole_model(self) -> PretrainedModel:
+        """A model that one process can run by itself."""
+        if not distributed.is_sharded(self.model):
+            return self.model
+        saved = distributed.whole(distributed.weights(self.model))
+        copy = self.kind(self.model.config)
+        distributed.restore(distributed.weights(copy), saved)
+        return copy.to(self.process.device).eval()
+
+    @contextmanager
+    def _averaged(self) -> Iterator[None]:
+        """The model in eval mode, with the moving average as its weights where there is one."""
+        self.model.eval()
+        if self.ema is not None:
+            self.ema.swap()
+        try:
+            yield
+        finally:
+            if self.ema is not None:
+                self.ema.swap()
+            self.model.train()
+
+    def _tables(self) -> dict[str, dict[str, Tensor]]:
+        """All tensors of the run, themselves, by the file they are saved in."""
+        tables = {"model": distributed.weights(self.model)}
+        if self.ema is not None:
+            averages = self.ema.named()
+            tables["ema"] = {name: averages.get(name, tensor) for name, tensor in tables["model"].items()}
+        return tables
+
+    def _save(self) -> None:
+        tables = {name: distributed.whole(tensors) for name, tensors in self._tables().items()}
+        tables["optimizer"] = distributed.whole(distributed.optimizer_tensors(self.model, self.optimizer))
+        if self.process.leads:
+            self.checkpoints.save(
+                self.state.step,
+                tables,
+                {CONFIG: self.model.described()},
+                {"training": self.state.to_dict(), "settings": self.config.to_dict()},
+            )
+            self.checkpoints.prune(self.config.keep, also=[self.state.best_step])
+        self.process.wait()
+
+    def _resume(self) -> None:
+        for number, found in self.checkpoints.latest():
+            if isinstance(found, CheckpointError):
+                self.display.say(f"{found}; trying the checkpoint before it")
+                continue
+            for name, tensors in self._tables().items():
+                distributed.restore(tensors, self.checkpoints.load(number, name))
+            saved = self.checkpoints.load(number, "optimizer")
+            distributed.restore_optimizer(self.model, self.optimizer, saved)
+            self.state = State.from_dict(found["training"])
+            self.display.say(f"going on from step {number} in {self.folder}")
+            return
