@@ -95,7 +95,7 @@ def train(
 
     loaded = read_recipe(recipe, overrides, arm)
     folder = output or Path("runs") / "-".join(part for part in (loaded.name, arm) if part)
-    print(f"model: {train_run(loaded, folder, device)}")
+    train_run(loaded, folder, device)
 
 
 @command(app)

@@ -88,6 +88,7 @@ def train_run(recipe: Recipe, folder: Path, device: str | None = None, display: 
         trainer.run()
         if own.leads:
             export(trainer, recipe, prepared, folder / MODEL)
+            display.say(f"model: {folder / MODEL}")
         own.wait()
     return folder / MODEL
 

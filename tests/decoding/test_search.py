@@ -96,8 +96,8 @@ def test_grouped_heads_and_own_head_size(heads: int):
     check(model, source, search(model, source))
 
 
-def test_the_cache_is_pruned_and_nothing_changes():
-    """Long outputs of many beams: unseen tokens are dropped on the way."""
+def test_places_in_the_cache_are_used_again_and_nothing_changes():
+    """Long outputs of many beams: new tokens overwrite those that no beam sees."""
     model, source = tiny("entmax", position="alibi", sharpness=1.0), sources([9, 4])
     found = search(model, source, beam=6, n_best=6, max_length=60, max_extra=60, min_length=55)
     assert max(len(h.tokens) for h in found[0]) >= 54

@@ -180,14 +180,8 @@ class _BeamSearch:
     def _best_tokens(self, logits: Tensor) -> tuple[Tensor, Tensor]:
         """Log-probabilities (B, W, n) of the `beam` most probable tokens of each beam, and the tokens."""
         forbidden = self.with_eos if self.length + 1 < self.config.min_length else self.banned
-        count = min(self.config.beam, logits.shape[-1])
-        if self.config.alpha == 1.0:  # without writing out all log-probabilities
-            logits = logits.float()
-            total = logits.logsumexp(-1, keepdim=True)
-            top, tokens = logits.index_fill_(2, forbidden, -math.inf).topk(count)
-            return (top - total).clamp_(max=0.0), tokens
-        logs = log_probabilities(logits, self.config.alpha)
-        top, tokens = logs.index_fill_(2, forbidden, -math.inf).topk(count)
+        logs = log_probabilities(logits, self.config.alpha).index_fill_(2, forbidden, -math.inf)
+        top, tokens = logs.topk(min(self.config.beam, logs.shape[-1]))
         return top, tokens
 
     def _record(self, ends: Tensor, scores: Tensor, parents: Tensor) -> None:

@@ -3,8 +3,8 @@
 The hypotheses of a sentence share most of their tokens.  So they are not rows of a batch, each with a cache of its own
 that has to be copied whenever beams change places, but *queries* of one row: the cache of a sentence holds every token
 that some hypothesis has in its past, once, and a boolean mask says which of them each hypothesis sees.  Choosing among
-beams is then a choice of rows of that mask; keys and values are copied only when tokens that nobody sees any longer
-make up a good part of the cache.  The source is read by all hypotheses of a sentence from one copy of its keys.
+beams is then a choice of rows of that mask, and no keys or values move; new tokens take the places of those that no
+hypothesis has in its past any longer.  The source is read by all hypotheses of a sentence from one copy of its keys.
 """
 
 from __future__ import annotations
@@ -18,9 +18,6 @@ from torch import Tensor
 from tamis import functional
 from tamis.decoding.settings import DecodingConfig
 from tamis.models.seq2seq import Seq2Seq
-
-_SLACK = 16  # unseen tokens per sentence that are not worth a copy of the cache
-
 
 class DecodingState:
     """What has been read and written so far, for B sentences with W hypotheses each.
@@ -47,8 +44,7 @@ class DecodingState:
         if self.seen is None and width == 1:
             logits = self.model.decode(tokens, self.memory, self.source_mask, self.cache)
         else:
-            own = torch.eye(width, dtype=torch.bool, device=tokens.device).expand(batch, -1, -1)
-            self.seen = own if self.seen is None else torch.cat([self.seen, own], 2)
+            self.seen = self._with_own(batch, width, tokens.device)
             positions = torch.full((1, width), self.length, device=tokens.device)
             logits = self.model.decode(
                 tokens, self.memory, self.source_mask, self.cache, positions=positions, visible=self.seen
@@ -64,7 +60,6 @@ class DecodingState:
                 return
             self.seen = torch.ones(batch, 1, self.length, dtype=torch.bool, device=parents.device)
         self.seen = self.seen.gather(1, parents.unsqueeze(2).expand(-1, -1, self.seen.shape[2]))
-        self._prune()
 
     def keep(self, sentences: Tensor) -> None:
         """Go on with these sentences (indices) only."""
@@ -75,19 +70,17 @@ class DecodingState:
         if self.seen is not None:
             self.seen = self.seen.index_select(0, sentences)
 
-    def _prune(self) -> None:
-        """Drop tokens that no hypothesis sees, once they are a third of the cache."""
-        assert self.seen is not None
-        cached = self.seen.shape[2]
-        if cached < self.length + _SLACK:  # every hypothesis sees `length` tokens
-            return
-        alive = self.seen.any(1)  # (B, cached)
-        most = int(alive.sum(-1).max())
-        if cached - most < max(_SLACK, cached // 3):
-            return
-        order = (~alive).byte().argsort(dim=-1, stable=True)[:, :most]
-        self.cache.select(order)
-        self.seen = self.seen.gather(2, order.unsqueeze(1).expand(-1, self.seen.shape[1], -1))
+    def _with_own(self, batch: int, width: int, device: torch.device) -> Tensor:
+        """What is seen, with a place for the new token of each hypothesis that it alone sees, (B, W, cached)."""
+        own = torch.eye(width, dtype=torch.bool, device=device).expand(batch, -1, -1)
+        if self.seen is None:
+            return own
+        needed = self.seen.any(1)  # (B, cached)
+        if self.seen.shape[2] - int(needed.sum(-1).max()) < width:
+            return torch.cat([self.seen, own], 2)
+        slots = needed.byte().argsort(dim=-1, stable=True)[:, :width]
+        self.cache.overwrite(slots)
+        return self.seen.scatter(2, slots.unsqueeze(1).expand(-1, width, -1), own)
 
 
 @contextmanager

@@ -14,6 +14,8 @@ from tamis.nn.layers import FeedForward, TransformerLayer
 from tamis.positions import NAPE, ALiBi, LearnedPositions, NoPE, Position, RoPE, Sinusoidal
 
 POSITIONS = ("sinusoidal", "learned", "rope", "alibi", "nape", "none")
+INSIDE = ("rope", "alibi", "nape")
+"""Those that act inside attention; the others are added to the embeddings, which is the model's own work."""
 
 
 class BlockConfig(Protocol):
@@ -80,8 +82,7 @@ def build_attention(config: BlockConfig, spec: Spec, position: Position | None) 
 
 
 def build_layer(config: BlockConfig, spec: Spec, position: Position, cross: Spec | None = None) -> TransformerLayer:
-    # Positions that are added to the embeddings belong to the model alone.
-    inside = position if config.position in ("rope", "alibi", "nape") else None
+    inside = position if config.position in INSIDE else None
     return TransformerLayer(
         build_attention(config, spec, inside),
         FeedForward(config.embed_dim, config.ffn_dim, config.activation, config.dropout, config.bias),

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from tamis.mechanisms.registry import Spec
-from tamis.models.blocks import build_layer, build_position, initialise, positions_of
+from tamis.models.blocks import INSIDE, build_layer, build_position, initialise, positions_of
 from tamis.models.pretrained import Config, PretrainedModel, at_least, mechanisms, optional_at_least, shares
 from tamis.nn.cache import ModelCache
 from tamis.nn.layers import NORMS
@@ -124,6 +124,8 @@ class Seq2Seq(PretrainedModel):
         if cache is not None:
             mask = cache.extended_mask(target_mask, target.shape[0], target.shape[1], target.device)
         given = positions is not None
+        # Otherwise the defaults of attention say the same, or nobody asks.
+        compared = mask is not None or (given and (visible is None or self.config.position in INSIDE))
         if positions is None:
             positions = positions_of(mask, start, target.shape[1], target)
         x = self._embed(self.embedding, target, self.decoder_position, positions)
@@ -136,7 +138,7 @@ class Seq2Seq(PretrainedModel):
                 attn_mask=None if visible is None else visible.unsqueeze(1),
                 key_mask=mask,
                 memory_mask=source_mask,
-                positions=positions if given or mask is not None else None,  # else attention's defaults say the same
+                positions=positions if compared else None,
                 cache=None if caches is None else caches[number],
             )
         if cache is not None:

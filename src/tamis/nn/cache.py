@@ -21,12 +21,18 @@ class AttentionCache:
     def __init__(self) -> None:
         self.length = 0
         self.positions: Tensor | None = None
+        self.slots: Tensor | None = None
+        """(B, n), where the next n positions are written; see :meth:`ModelCache.overwrite`."""
         self._key: Tensor | None = None
         self._value: Tensor | None = None
 
     def append(self, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
-        """Add new positions; returns all there are."""
+        """Add new positions, or write them over those at `slots`; returns all there are."""
         self.check(key, value)
+        if self.slots is not None and self._key is not None and self._value is not None:
+            index, self.slots = self.slots[:, None, :, None].expand(key.shape), None
+            key, value = self._key.scatter_(2, index, key), self._value.scatter_(2, index, value)
+            return key[:, :, : self.length], value[:, :, : self.length]
         if torch.is_grad_enabled():
             self._key, self._value = self._joined(self._key, key), self._joined(self._value, value)
         else:
@@ -58,6 +64,10 @@ class AttentionCache:
         added = positions
         if added is None:
             added = before[:, -1:] + torch.arange(1, new + 1, device=device)[None]
+        if self.slots is not None:
+            before = before.expand(self.slots.shape[0], -1)
+            self.positions = before.scatter(1, self.slots, added.expand(self.slots.shape))
+            return self.positions
         batch = max(before.shape[0], added.shape[0])
         self.positions = torch.cat([before.expand(batch, -1), added.expand(batch, -1)], 1)
         return self.positions
@@ -75,22 +85,6 @@ class AttentionCache:
             self._key, self._value = key, self._value.index_select(0, index)
         if self.positions is not None and self.positions.shape[0] > 1:
             self.positions = self.positions.index_select(0, index)
-
-    def select(self, index: Tensor) -> None:
-        """Keep of each row the positions index (B, L), in that order: tokens that nobody looks back at leave."""
-        if self._key is None or self._value is None:
-            return
-        batch, heads, room, width = self._value.shape
-        if _across(self._key):
-            self._key = self._key.mT.gather(3, index[:, None, None].expand(-1, heads, width, -1)).mT
-        else:
-            self._key = self._key.gather(2, index[:, None, :, None].expand(-1, heads, -1, width))
-        # Rows of values are copied whole, which is faster than gathering their entries.
-        rows = torch.arange(batch * heads, device=index.device).view(batch, heads, 1) * room + index[:, None]
-        self._value = self._value.flatten(0, 2).index_select(0, rows.flatten()).view(batch, heads, -1, width)
-        if self.positions is not None:
-            self.positions = self.positions.expand(batch, -1).gather(1, index)
-        self.length = index.shape[1]
 
     def _joined(self, held: Tensor | None, new: Tensor) -> Tensor:
         return new if held is None else torch.cat([held[:, :, : self.length], new], 2)
@@ -168,9 +162,12 @@ class ModelCache:
         if self.mask is not None:
             self.mask = self.mask.index_select(0, index)
 
-    def select(self, index: Tensor) -> None:
-        """Keep of each row the self-attention positions index (B, L), in that order."""
+    def overwrite(self, slots: Tensor) -> None:
+        """Let the next tokens take the places slots (B, n) of earlier ones in self-attention, instead of being added.
+
+        For tokens that nobody looks back at any longer.  Not where gradients are recorded: a graph may hold them.
+        """
+        if torch.is_grad_enabled():
+            raise RuntimeError("tokens of a cache can only be overwritten where no gradients are recorded")
         for layer in self.layers:
-            layer.self_attention.select(index)
-        if self.mask is not None:
-            self.mask = self.mask.gather(1, index)
+            layer.self_attention.slots = slots

@@ -151,15 +151,15 @@ STATEMENTS = [
     (clause(WE, "look forward", np("cake")), "We look forward to the cake.", "Wir freuen uns auf den Kuchen."),
     (clause(SHE, "sing", frequency=adverb("often")), "She often sings.", "Sie singt oft."),
     (
-        clause(MAN, "clean", np("kitchen window")),
-        "The man cleans the kitchen window.",
-        "Der Mann putzt das Küchenfenster.",
+        clause(MAN, "open", np("kitchen window")),
+        "The man opens the kitchen window.",
+        "Der Mann öffnet das Küchenfenster.",
     ),
     (clause(DOG, "see", MAN, passive=True), "The dog is seen by the man.", "Der Hund wird vom Mann gesehen."),
     (
-        clause(np("dog", plural=True), "wake up", passive=True, tense="past"),
-        "The dogs were woken up.",
-        "Die Hunde wurden aufgeweckt.",
+        clause(np("letter", plural=True), "throw away", passive=True, tense="past"),
+        "The letters were thrown away.",
+        "Die Briefe wurden weggeworfen.",
     ),
     (is_(ME, "tired", negated=True), "I am not tired.", "Ich bin nicht müde."),
     (is_(DOG, "old", CAT, tense="past"), "The dog was older than the cat.", "Der Hund war älter als die Katze."),
@@ -180,9 +180,9 @@ STATEMENTS = [
         "Der Mann hilft Annas altem Hund.",
     ),
     (
-        clause(Both(MAN, Name("Lena")), "speak", DOG, frame="prep"),
-        "The man and Lena speak with the dog.",
-        "Der Mann und Lena sprechen mit dem Hund.",
+        clause(Both(MAN, Name("Maria")), "speak", DOG, frame="prep"),
+        "The man and Maria speak with the dog.",
+        "Der Mann und Maria sprechen mit dem Hund.",
     ),
     (
         clause(HE, "say", content=Content("that", clause(SHE, "call", ME, tense="perfect"))),
@@ -260,7 +260,7 @@ OTHERS = [
     ),
     (Question(clause(THEY, "live"), "where"), "Where do they live?", "Wo wohnen sie?"),
     (Question(clause(THEY, "go"), "where to"), "Where do they go?", "Wohin gehen sie?"),
-    (Question(clause(THEY, "cry", tense="past"), "why"), "Why did they cry?", "Warum weinten sie?"),
+    (Question(clause(THEY, "laugh", tense="past"), "why"), "Why did they laugh?", "Warum lachten sie?"),
     (
         Question(clause(HE, "sleep", modal="can", negated=True), "why"),
         "Why can he not sleep?",
@@ -277,9 +277,9 @@ OTHERS = [
         "Wenn sie einschläft, schlafe ich.",
     ),
     (
-        Subordination(clause(MAN, "get up", tense="past"), "when", clause(DOG, "cry", tense="past"), True),
-        "When the dog cried, the man got up.",
-        "Als der Hund weinte, stand der Mann auf.",
+        Subordination(clause(MAN, "get up", tense="past"), "when", clause(DOG, "laugh", tense="past"), True),
+        "When the dog laughed, the man got up.",
+        "Als der Hund lachte, stand der Mann auf.",
     ),
     (
         Coordination(clause(MAN, "sing"), "but", clause(WOMAN, "listen to", HE, negated=True)),
@@ -295,8 +295,8 @@ LINKS = [
     (Statement(clause(ME, "see", np("dog", "a"), negated=True)), "I-Ich see-sehe not-keinen a-keinen dog-Hund .-."),
     (Statement(clause(ME, "sleep", place=in_the("garden"))), "I-Ich sleep-schlafe in-im the-im garden-Garten .-."),
     (
-        Statement(clause(ME, "need", np("kitchen lamp", "my"))),
-        "I-Ich need-brauche my-meine kitchen-Küchenlampe lamp-Küchenlampe .-.",
+        Statement(clause(ME, "buy", np("kitchen lamp", "my"))),
+        "I-Ich buy-kaufe my-meine kitchen-Küchenlampe lamp-Küchenlampe .-.",
     ),
     # The article of "der Hund" and the commas of German stand alone.
     (

@@ -25,7 +25,7 @@ from tamis.data.grammar.syntax import (
 )
 from tamis.data.grammar.words import FREQUENCIES, MANNERS, TIMES, VERBS, Adverbial, Frame, Noun, Verb
 
-SENTENCES = Weighted({"statement": 42, "question": 20, "subordination": 20, "content": 13, "coordination": 5})
+SENTENCES = Weighted({"statement": 47, "question": 21, "subordination": 17, "content": 12, "coordination": 3})
 FRAMES = Weighted(
     {"acc": 42, "place": 11, "at": 3, "dat": 9, "give": 9, "prep": 9, "move": 8, "quality": 8, "none": 3, "passive": 7}
 )
@@ -173,7 +173,7 @@ class Sampler:
     def _subject(self, kinds: tuple[str, ...], rich: bool) -> Nominal:
         subject = self.nominals.nominal(kinds, pronouns=0.3)
         if rich and _bare(subject):
-            if self.draws.chance(0.14):
+            if self.draws.chance(0.1):
                 self._describe(subject)
             elif self.draws.chance(0.05):
                 subject.place = self.nominals.place(towards=False)
@@ -185,7 +185,7 @@ class Sampler:
         else:
             pronouns = 0.0 if frame.name == "give" else 0.25
             node = self.nominals.nominal(frame.kinds, pronouns=pronouns, beside=clause.subject)
-        if rich and frame.name != "give" and _bare(node) and self.draws.chance(0.14):
+        if rich and frame.name != "give" and _bare(node) and self.draws.chance(0.1):
             self._describe(node)
         return node
 

@@ -1,0 +1,244 @@
+"""From a recipe to translations, as a user goes: prepare, train, stop, go on, translate, evaluate, compare."""
+
+import json
+import shutil
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from tamis.cli import app
+from tamis.config import read_recipe
+from tamis.decoding import Translator
+from tamis.runs import compare_runs, evaluate_run, prepare_run, train_run, whole_text
+from tamis.training.journal import Display, read_journal
+
+RECIPE = """
+name = "tiny"
+[data]
+train = "grammar:train:1500"
+valid = "grammar:valid:40"
+test = "grammar:test:30"
+gold = "grammar:test:30"
+folder = "FOLDER/data"
+[vocabulary]
+size = 400
+kind = "bpe"
+[model]
+embed_dim = 32
+num_heads = 2
+ffn_dim = 64
+encoder_layers = 1
+decoder_layers = 2
+[training]
+steps = 40
+batch_tokens = 1000
+lr = 5e-3
+warmup = 20
+checkpoint_every = 10
+log_every = 5
+average = 2
+[decoding]
+beam = 2
+max_ratio = 1.0
+max_extra = 5
+[arms.softmax]
+model.mechanism = "softmax"
+[arms.entmax]
+model.mechanism = "entmax"
+"""
+
+
+def tamis(*arguments):
+    command = [sys.executable, "-c", "from tamis.cli import main; main()", *map(str, arguments)]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    return subprocess.Popen(command, text=True, **pipes)
+
+
+def output_of(process, text=""):
+    out, err = process.communicate(text, timeout=300)
+    assert process.returncode == 0, err
+    return out
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("runs")
+    (folder / "tiny.toml").write_text(RECIPE.replace("FOLDER", str(folder)))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def runs(place):
+    """Two arms, each trained and evaluated."""
+    found = {}
+    for arm in ("softmax", "entmax"):
+        found[arm] = place / arm
+        train_run(read_recipe(place / "tiny.toml", arm=arm), place / arm, "cpu", Display(quiet=True))
+        evaluate_run(place / arm, "cpu", say=lambda text: None)
+    return found
+
+
+def test_a_run_folder_holds_what_the_next_stage_reads(runs):
+    for run in runs.values():
+        names = {path.name for path in run.iterdir()} - {".lock"}
+        assert names == {
+            "config.toml", "metrics.jsonl", "checkpoints", "model", "evaluation.json", "test.hypotheses.txt",
+        }  # fmt: skip
+        records = read_journal(run / "metrics.jsonl")
+        assert [record["step"] for record in records if "loss" in record] == list(range(5, 41, 5))
+        validations = [record for record in records if "valid_loss" in record]
+        assert validations[-1]["valid_loss"] < validations[0]["valid_loss"]
+        assert set(validations[0]["densities"]) == {
+            "encoder.0.self", "decoder.0.self", "decoder.0.cross", "decoder.1.self", "decoder.1.cross",
+        }  # fmt: skip
+    assert all(density == 1.0 for density in validations_of(runs["softmax"]))
+    assert all(density < 1.0 for density in validations_of(runs["entmax"]))
+
+
+def validations_of(run):
+    return [record["density"] for record in read_journal(run / "metrics.jsonl") if "density" in record]
+
+
+def test_the_exported_model_is_the_average(runs):
+    translator = Translator.load(runs["entmax"], "cpu")
+    tables = [
+        load_file(str(runs["entmax"] / "checkpoints" / f"step-{step:08d}" / "model.safetensors")) for step in (30, 40)
+    ]
+    for name, weight in translator.model.state_dict().items():
+        if name in tables[0]:
+            torch.testing.assert_close(weight, (tables[0][name] + tables[1][name]) / 2, rtol=1e-6, atol=1e-7)
+
+
+def test_evaluation(runs):
+    for arm, run in runs.items():
+        found = json.loads((run / "evaluation.json").read_text())
+        assert found["translation"]["sentences"] == 30
+        assert 0.0 <= found["translation"]["bleu"]["score"] <= 100.0
+        assert "version:" in found["translation"]["bleu"]["signature"]
+        assert found["likelihood"]["perplexity"] > 1.0
+        assert 0.0 < found["alignment"]["best"]["aer"] < 1.0
+        assert found["attention"]["summary"]["all"]["density"] <= 1.0
+        lines = (run / "test.hypotheses.txt").read_text().splitlines()
+        assert len(lines) == 30
+        sources = [pair.source for pair in _test_pairs(run)]
+        assert Translator.load(run, "cpu")(sources) == lines, arm
+
+
+def _test_pairs(run):
+    recipe = read_recipe(run / "config.toml")
+    return whole_text(recipe.data.test, recipe)
+
+
+def test_comparison(runs, tmp_path):
+    comparison = compare_runs({arm: [run] for arm, run in runs.items()})
+    assert comparison.baseline == "softmax"
+    assert "entmax" in comparison.describe()
+    shutil.copy(runs["softmax"] / "config.toml", tmp_path / "config.toml")
+    with pytest.raises(FileNotFoundError, match="has not been evaluated"):
+        compare_runs({"a": [runs["softmax"]], "b": [tmp_path]})
+
+
+def test_translating_from_the_command_line(runs):
+    text = "The man sees the dog.\n\nShe sings.\n"
+    plain = output_of(tamis("translate", runs["entmax"], "--device", "cpu"), text).split("\n")
+    assert len(plain) == 4
+    assert plain[1] == ""
+    assert plain[:3] == Translator.load(runs["entmax"], "cpu")(text.split("\n")[:3])
+    rich = output_of(
+        tamis("translate", runs["entmax"], "--alignments", "--scores", "--set", "n_best=2", "--device", "cpu"), text
+    ).splitlines()
+    assert len(rich) == 5  # an empty line has one translation
+    score, best, links = rich[0].split("\t")
+    assert best == plain[0]
+    assert float(score) < 0.0
+    for link in links.split():
+        source, target = map(int, link.split("-"))
+        assert 0 <= source < 5
+        assert 0 <= target < len(best.split())
+
+
+def test_killed_and_called_again(place, runs):
+    """Through the command, with SIGKILL: the journal of the second call is that of an undisturbed run."""
+    arguments = ("train", place / "tiny.toml", "--arm", "entmax", "--output", place / "killed", "--device", "cpu")
+    process = tamis(*arguments)
+    journal = place / "killed" / "metrics.jsonl"
+    while process.poll() is None and (not journal.exists() or journal.read_text().count("\n") < 6):
+        time.sleep(0.005)
+    process.send_signal(signal.SIGKILL)
+    process.communicate()
+    assert process.returncode == -signal.SIGKILL
+    said = output_of(tamis(*arguments))
+    assert "going on from step" in said
+    keys = ("step", "loss", "valid_loss", "density", "alphas")
+    straight, killed = (
+        [[record.get(key) for key in keys] for record in read_journal(run / "metrics.jsonl")]
+        for run in (runs["entmax"], place / "killed")
+    )
+    assert killed == straight
+
+
+def test_another_recipe_in_the_same_folder(place, runs):
+    recipe = read_recipe(place / "tiny.toml", ["training.lr=1e-4", "model.ffn_dim=32"], "softmax")
+    with pytest.raises(
+        ValueError, match=r"other settings \(model\.ffn_dim: 64 then, 32 now; training\.lr: 0\.005 then"
+    ):
+        train_run(recipe, runs["softmax"], "cpu", Display(quiet=True))
+
+
+def test_more_steps_are_no_other_recipe(place, tmp_path):
+    small = ["training.steps=10", "training.checkpoint_every=5"]
+    train_run(read_recipe(place / "tiny.toml", small, "softmax"), tmp_path, "cpu", Display(quiet=True))
+    more = ["training.steps=15", "training.checkpoint_every=5"]
+    train_run(read_recipe(place / "tiny.toml", more, "softmax"), tmp_path, "cpu", Display(quiet=True))
+    assert read_journal(tmp_path / "metrics.jsonl")[-1]["step"] == 15
+
+
+def test_sparse_output_layer_monitored_by_bleu(place, tmp_path):
+    changes = ["training.loss=entmax", "training.monitor=bleu", "training.steps=10", "training.average=1"]
+    train_run(read_recipe(place / "tiny.toml", changes, "entmax"), tmp_path, "cpu", Display(quiet=True))
+    assert Translator.load(tmp_path, "cpu").decoding.alpha == 1.5
+    found = evaluate_run(tmp_path, "cpu", say=lambda text: None)
+    assert found["likelihood"]["support"] < 399
+    assert found["likelihood"]["epsilon_perplexity"] > 1.0
+    assert "valid_bleu" in read_journal(tmp_path / "metrics.jsonl")[-1]
+
+
+def test_prepared_data_are_used_again_and_rebuilt_when_they_change(place, tmp_path):
+    said: list[str] = []
+    changes = [f"data.folder={tmp_path}", "data.train=grammar:train:300", "vocabulary.size=200"]
+    recipe = read_recipe(place / "tiny.toml", changes)
+    prepare_run(recipe, said.append)
+    count = len(said)
+    assert count
+    prepare_run(recipe, said.append)
+    assert len(said) == count
+    prepare_run(read_recipe(place / "tiny.toml", [*changes, "vocabulary.size=210"]), said.append)
+    assert len(said) == 2 * count
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("train", "none.toml"), "there is no recipe none.toml"),
+        (("translate", "none"), "there is no folder none"),
+        (("evaluate", "none"), "there is no recipe none/config.toml"),
+        (("compare", "a"), "a system is NAME=RUN"),
+    ],
+)
+def test_mistakes_are_one_line(arguments, message):
+    with pytest.raises(SystemExit) as left:
+        app(list(arguments))
+    assert str(left.value.code).startswith("error: ")
+    assert message in left.value.code
+
+
+def test_a_torn_model_folder_is_a_clear_error(runs, tmp_path):
+    shutil.copytree(runs["softmax"] / "model", tmp_path / "model")
+    (tmp_path / "model" / "model.safetensors").write_bytes(b"torn")
+    with pytest.raises(ValueError, match="cannot be loaded"):
+        Translator.load(tmp_path, "cpu")
