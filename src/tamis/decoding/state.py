@@ -19,6 +19,7 @@ from tamis import functional
 from tamis.decoding.settings import DecodingConfig
 from tamis.models.seq2seq import Seq2Seq
 
+
 class DecodingState:
     """What has been read and written so far, for B sentences with W hypotheses each.
 
