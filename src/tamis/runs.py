@@ -33,10 +33,10 @@ from tamis.decoding.translator import Translator
 from tamis.evaluation.alignment import attention_alignment
 from tamis.evaluation.gold import GoldPair, read_gold
 from tamis.evaluation.likelihood import translation_likelihood
-from tamis.evaluation.mode import evaluating
 from tamis.evaluation.translation import Comparison, compare, score_translations
 from tamis.models.pretrained import PretrainedModel
 from tamis.models.seq2seq import Seq2Seq
+from tamis.nn.modes import evaluating
 from tamis.training.distributed import Process, process
 from tamis.training.journal import Display, Record
 from tamis.training.trainer import Trainer

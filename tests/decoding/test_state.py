@@ -7,8 +7,9 @@ import torch
 from torch import Tensor
 
 from decoding.models import BOS, sources, tiny
-from tamis.decoding.state import DecodingState, evaluating
+from tamis.decoding.state import DecodingState
 from tamis.models.blocks import POSITIONS
+from tamis.nn.modes import evaluating
 
 
 def alone(model, source: Tensor, tokens: list[int]) -> Tensor:

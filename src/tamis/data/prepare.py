@@ -11,12 +11,11 @@ from typing import Any
 from tamis.data.corpus import Limits, ParallelCorpus, Report, build_corpus
 from tamis.data.files import replacing
 from tamis.data.text import BadLine, Pair, read_pairs
-from tamis.data.vocabulary import Vocabulary
+from tamis.data.vocabulary import Vocabulary, load_vocabularies, save_vocabularies
 from tamis.mechanisms.checks import choose
 from tamis.models.pretrained import Config, at_least, numbers, shares
 
 PREPARED = "prepared.json"
-SHARED, SOURCE, TARGET = "vocabulary.model", "source.model", "target.model"
 
 Say = Callable[[str], None]
 
@@ -107,26 +106,6 @@ def prepare(data: DataConfig, vocabulary: VocabularyConfig, folder: Path, say: S
     with replacing(folder / PREPARED) as file:
         file.write((json.dumps(wanted, indent=1) + "\n").encode())
     return Prepared(folder, *vocabularies)
-
-
-def save_vocabularies(folder: Path, source: Vocabulary, target: Vocabulary) -> None:
-    """Beside a corpus or a model: one file if they are the same, else two."""
-    if source is target:
-        source.save(folder / SHARED)
-    else:
-        source.save(folder / SOURCE)
-        target.save(folder / TARGET)
-
-
-def load_vocabularies(folder: Path) -> tuple[Vocabulary, Vocabulary]:
-    """What `save_vocabularies` wrote."""
-    if (folder / SHARED).is_file():
-        shared = Vocabulary.load(folder / SHARED)
-        return shared, shared
-    for name in (SOURCE, TARGET):
-        if not (folder / name).is_file():
-            raise FileNotFoundError(f"{folder} holds no {SHARED}, nor both of {SOURCE} and {TARGET}")
-    return Vocabulary.load(folder / SOURCE), Vocabulary.load(folder / TARGET)
 
 
 def _vocabularies(data: DataConfig, config: VocabularyConfig, say: Say) -> tuple[Vocabulary, Vocabulary]:

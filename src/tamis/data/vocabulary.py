@@ -18,6 +18,7 @@ from tamis.data.text import LONGEST_LINE
 
 KINDS = ("unigram", "bpe")
 SPECIAL = {"pad": "<pad>", "bos": "<s>", "eos": "</s>", "unk": "<unk>"}
+SHARED, SOURCE, TARGET = "vocabulary.model", "source.model", "target.model"
 THREADS = 8  # the number changes how sums are rounded, hence the model: the same on every machine
 
 
@@ -192,3 +193,25 @@ def _sample(texts: Iterable[str], most: int) -> list[str]:
         elif (place := draw.randrange(number + 1)) < most:
             kept[place] = text
     return kept
+
+
+def save_vocabularies(folder: Path, source: Vocabulary, target: Vocabulary) -> None:
+    """Beside a corpus or a model: one file if they are the same, else two."""
+    shared = source.fingerprint == target.fingerprint
+    files = {SHARED: source} if shared else {SOURCE: source, TARGET: target}
+    for name in (SHARED, SOURCE, TARGET):
+        if name in files:
+            files[name].save(folder / name)
+        else:
+            (folder / name).unlink(missing_ok=True)
+
+
+def load_vocabularies(folder: Path) -> tuple[Vocabulary, Vocabulary]:
+    """What `save_vocabularies` wrote."""
+    if (folder / SHARED).is_file():
+        shared = Vocabulary.load(folder / SHARED)
+        return shared, shared
+    for name in (SOURCE, TARGET):
+        if not (folder / name).is_file():
+            raise FileNotFoundError(f"{folder} holds no {SHARED}, nor both of {SOURCE} and {TARGET}")
+    return Vocabulary.load(folder / SOURCE), Vocabulary.load(folder / TARGET)

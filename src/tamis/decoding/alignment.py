@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from tamis.analysis.capture import capture
-from tamis.decoding.state import evaluating
 from tamis.models.seq2seq import Seq2Seq
+from tamis.nn.modes import evaluating
 
 Span = tuple[int, int]
 """Characters [begin, end) of a text."""

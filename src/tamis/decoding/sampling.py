@@ -19,8 +19,9 @@ from torch import Tensor
 from tamis import functional
 from tamis.decoding.search import Hypothesis, penalty
 from tamis.decoding.settings import DecodingConfig
-from tamis.decoding.state import DecodingState, check_ids, check_source, evaluating, length_limits
+from tamis.decoding.state import DecodingState, check_ids, check_source, length_limits
 from tamis.models.seq2seq import Seq2Seq
+from tamis.nn.modes import evaluating
 
 
 def sample(

@@ -28,11 +28,11 @@ from tamis.decoding.state import (
     DecodingState,
     check_ids,
     check_source,
-    evaluating,
     length_limits,
     log_probabilities,
 )
 from tamis.models.seq2seq import Seq2Seq
+from tamis.nn.modes import evaluating
 
 
 class Hypothesis(NamedTuple):

@@ -9,9 +9,6 @@ hypothesis has in its past any longer.  The source is read by all hypotheses of 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-
 import torch
 from torch import Tensor
 
@@ -82,19 +79,6 @@ class DecodingState:
         slots = needed.byte().argsort(dim=-1, stable=True)[:, :width]
         self.cache.overwrite(slots)
         return self.seen.scatter(2, slots.unsqueeze(1).expand(-1, width, -1), own)
-
-
-@contextmanager
-def evaluating(model: Seq2Seq) -> Iterator[None]:
-    """Without dropout or gradients; afterwards every module is in the mode it was in."""
-    modes = [(module, module.training) for module in model.modules()]
-    model.eval()
-    try:
-        with torch.inference_mode():
-            yield
-    finally:
-        for module, training in modes:
-            module.training = training
 
 
 def log_probabilities(logits: Tensor, alpha: float) -> Tensor:

@@ -6,22 +6,20 @@ import json
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, Self
+from typing import Any, NamedTuple, Self
 
 import torch
 
+from tamis.data.vocabulary import Vocabulary, load_vocabularies, save_vocabularies
 from tamis.decoding.alignment import CrossAttention, forced_attention, padded
 from tamis.decoding.sampling import sample
 from tamis.decoding.search import Hypothesis, beam_search, greedy
 from tamis.decoding.settings import DecodingConfig
 from tamis.models.seq2seq import Seq2Seq
 
-if TYPE_CHECKING:
-    from tamis.data.vocabulary import Vocabulary
-
 _log = logging.getLogger("tamis")
 
-SHARED, SOURCE, TARGET, DECODING = "vocabulary.model", "source.model", "target.model", "decoding.json"
+DECODING = "decoding.json"
 METHODS: dict[str, Callable[..., list[list[Hypothesis]]]] = {"beam": beam_search, "greedy": greedy, "sample": sample}
 
 Progress = Callable[[int, int], None]
@@ -77,7 +75,7 @@ class Translator:
         hold decoding.json.  Nothing in it is executed.
         """
         folder = _model_folder(Path(path))
-        source, target = _load_vocabularies(folder)
+        source, target = load_vocabularies(folder)
         decoding = _load_decoding(folder / DECODING)
         model = Seq2Seq.from_pretrained(folder)
         device = ("cuda" if torch.cuda.is_available() else "cpu") if device is None else device
@@ -90,15 +88,7 @@ class Translator:
         """Write a model folder that `load` reads."""
         folder = Path(folder)
         self.model.save_pretrained(folder)
-        shared = self.source_vocabulary.fingerprint == self.target_vocabulary.fingerprint
-        written = {SHARED: self.source_vocabulary} if shared else {}
-        if not shared:
-            written = {SOURCE: self.source_vocabulary, TARGET: self.target_vocabulary}
-        for name in (SHARED, SOURCE, TARGET):
-            if name in written:
-                written[name].save(folder / name)
-            else:
-                (folder / name).unlink(missing_ok=True)
+        save_vocabularies(folder, self.source_vocabulary, self.target_vocabulary)
         (folder / DECODING).write_text(json.dumps(self.decoding.to_dict(), indent=2) + "\n")
 
     def __call__(self, sentences: Sequence[str], *, progress: Progress | None = None, **overrides: Any) -> list[str]:
@@ -246,17 +236,6 @@ def _model_folder(path: Path) -> Path:
     if (path / "config.toml").is_file():
         raise FileNotFoundError(f"{path} is a run without a model/: has it been trained to its end?")
     return path
-
-
-def _load_vocabularies(folder: Path) -> tuple[Vocabulary, Vocabulary]:
-    from tamis.data.vocabulary import Vocabulary
-
-    if (folder / SHARED).is_file():
-        shared = Vocabulary.load(folder / SHARED)
-        return shared, shared
-    if not ((folder / SOURCE).is_file() and (folder / TARGET).is_file()):
-        raise FileNotFoundError(f"{folder} holds neither {SHARED} nor both of {SOURCE} and {TARGET}")
-    return Vocabulary.load(folder / SOURCE), Vocabulary.load(folder / TARGET)
 
 
 def _load_decoding(path: Path) -> DecodingConfig:

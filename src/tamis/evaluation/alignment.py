@@ -21,8 +21,8 @@ from torch import Tensor
 from tamis.analysis.capture import capture
 from tamis.data.vocabulary import Vocabulary
 from tamis.evaluation.gold import GoldPair, Link, Span
-from tamis.evaluation.mode import evaluating
 from tamis.models import Seq2Seq
+from tamis.nn.modes import evaluating
 
 MODES = ("normal", "shifted")
 END = ("drop", "ignore")

@@ -22,9 +22,9 @@ import torch
 from torch import Tensor
 
 from tamis.data.batching import Batch
-from tamis.evaluation.mode import evaluating
 from tamis.functional import entmax
 from tamis.models import Seq2Seq
+from tamis.nn.modes import evaluating
 
 
 @dataclass(frozen=True, kw_only=True)
