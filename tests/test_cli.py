@@ -12,16 +12,19 @@ from tamis.bench import transforms as bench
 
 def run(*arguments, cwd=None):
     command = [sys.executable, "-c", "from tamis.cli import main; main()", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, cwd=cwd, timeout=120)
+    return subprocess.run(command, capture_output=True, text=True, cwd=cwd, timeout=300)
 
 
-def test_demo_draws_and_prints(tmp_path):
-    result = run("demo", "--output", "pictures", cwd=tmp_path)
+def test_demo_trains_draws_and_prints(tmp_path):
+    result = run("demo", "--quick", "--output", "shown", cwd=tmp_path)
     assert result.returncode == 0, result.stderr
     assert "0.6329" in result.stdout
-    picture = tmp_path / "pictures" / "entmax-family.png"
-    assert picture.read_bytes().startswith(b"\x89PNG")
-    assert picture.stat().st_size > 20_000
+    for name in ("softmax", "alpha-entmax", "ReLA"):
+        assert result.stdout.count(name) >= 5  # a heading, a row of the table, three sentences
+    for picture in ("entmax-family.png", "quick/attention.png"):
+        path = tmp_path / "shown" / picture
+        assert path.read_bytes().startswith(b"\x89PNG")
+        assert path.stat().st_size > 20_000
 
 
 def test_version():

@@ -218,6 +218,17 @@ def bench_decode(output: Path | None = None, repeats: int = 3, threads: int = 2)
     run(output, repeats=repeats, threads=threads)
 
 
+@command(bench, "train")
+def bench_train(output: Path | None = None, steps: int = 60, batch_tokens: int = 25_000) -> None:
+    """Time the training loop with each kind of attention, the base model, beside the fastest dense attention.
+
+    The table is printed; with --output its numbers are also written there as train-cuda.json or train-cpu.json.
+    """
+    from tamis.bench.train import run
+
+    run(output, steps=steps, batch_tokens=batch_tokens)
+
+
 def _lines(files: list[Path]) -> Iterator[str]:
     from tamis.data.text import read_lines
 

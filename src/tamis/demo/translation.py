@@ -7,6 +7,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from rich import box
 from rich.console import Console
 from rich.table import Table
 
@@ -62,9 +63,9 @@ def run(folder: Path, console: Console, quick: bool = False) -> None:
 
 
 def _table(runs: dict[str, Path]) -> Table:
-    table = Table(title="One recipe, three kinds of attention")
+    table = Table(title="One recipe, three kinds of attention", box=box.SIMPLE_HEAD)
     for column in ("", "BLEU", "AER %", "density", "diversity", "alpha", "tokens/s"):
-        table.add_column(column, justify="left" if not column else "right")
+        table.add_column(column, justify="left" if not column else "right", no_wrap=True)
     for arm, run in runs.items():
         found: dict[str, Any] = json.loads((run / EVALUATION).read_text())
         bleu, heads = found["translation"]["bleu"], found["attention"]["summary"]["all"]
@@ -80,14 +81,18 @@ def _table(runs: dict[str, Path]) -> Table:
             f"{records[-1]['tokens'] / records[-1]['seconds']:,.0f}",
         )
     table.caption = (
-        "BLEU on new combinations of words, with its 95 % interval; AER of the best head;\n"
-        "density: the share of keys that a query gives any weight; diversity of heads, 0 to 1"
+        "BLEU on new combinations of words, with half its 95 % interval\n"
+        "AER: word alignments by the best head or average of heads\n"
+        "density: the share of keys that a query gives any weight\n"
+        "diversity: how differently heads attend, 0 to 1"
     )
     return table
 
 
 def _show_sentences(console: Console, translators: dict[str, Translator], examples: list[Example]) -> None:
-    chosen = sorted(examples[:100], key=lambda example: -len(example.source))[:60:20]
+    """Three of them, from long to short."""
+    by_length = sorted(examples, key=lambda example: -len(example.source))
+    chosen = [by_length[len(by_length) * quarter // 4] for quarter in (1, 2, 3)]
     found = {arm: translate([example.source_text for example in chosen]) for arm, translate in translators.items()}
     for number, example in enumerate(chosen):
         shown = {"source": example.source_text, "reference": example.target_text}

@@ -1,0 +1,184 @@
+"""`tamis bench train`: tokens per second of the training loop, with each kind of attention.
+
+The loop is the product's own, with everything that a run has: batches by tokens made ready in another thread, mixed
+precision, dropout, clipping, Adam.  Only the text is made up: sentences of lengths as in news, with random subwords.
+
+Dense attention has several implementations; which of them can take padded batches differs.  Each that can runs in the
+same loop, and the fastest is the one to compare with.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import json
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from rich.console import Console
+from rich.table import Table
+from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from tamis.bench.timing import machine, save
+from tamis.data.batching import Batch, Updates, split_batch
+from tamis.models.seq2seq import Seq2Seq, Seq2SeqConfig
+from tamis.training.distributed import Process
+from tamis.training.journal import Display, read_journal
+from tamis.training.objective import Measured, Objective
+from tamis.training.settings import TrainingConfig
+from tamis.training.trainer import Trainer
+
+PAIRS, VOCABULARY = 50_000, 32_000
+ARMS: dict[str, Any] = {
+    "1.5-entmax": {"name": "entmax", "alpha": 1.5},
+    "alpha-entmax": "entmax",
+    "ReLA": "rela",
+}
+DENSE = {
+    "flash": SDPBackend.FLASH_ATTENTION,
+    "cudnn": SDPBackend.CUDNN_ATTENTION,
+    "efficient": SDPBackend.EFFICIENT_ATTENTION,
+    "math": SDPBackend.MATH,
+}
+SITES = ("encoder_mechanism", "decoder_mechanism", "cross_mechanism")
+
+
+class MadeUpText:
+    """A `Task` of random sentences: log-normal lengths around 27 subwords, as news have."""
+
+    def __init__(self, config: TrainingConfig, vocabulary: int, pairs: int) -> None:
+        draw = np.random.Generator(np.random.PCG64(0))
+        self.source = np.clip(draw.lognormal(3.2, 0.5, pairs), 2, 200).astype(np.int64)
+        self.target = np.clip(self.source * draw.lognormal(0.0, 0.15, pairs), 2, 200).astype(np.int64)
+        self.config, self.vocabulary = config, vocabulary
+        self.updates = Updates(self.source, self.target, config.batch_tokens)
+        self.objective = Objective(config, 0)
+
+    def parts(self, indices: np.ndarray, process: Process) -> list[Batch]:
+        parts = split_batch(indices, self.updates.sizes, self.config.device_tokens, process.rank, process.world)
+        return [self._batch(part) for part in parts]
+
+    def tokens(self, indices: np.ndarray) -> int:
+        return int(self.target[indices].sum())
+
+    def loss(self, model: Callable[..., Tensor], part: Batch) -> Tensor:
+        return self.objective(model(part.source, part.target), part.labels)
+
+    def validation(self, process: Process) -> Iterator[Batch]:
+        yield self._batch(np.arange(8))
+
+    def measure(self, model: Callable[..., Tensor], part: Batch) -> Measured:
+        return self.objective.measure(model(part.source, part.target), part.labels)
+
+    def describe(self, part: Batch) -> str:
+        return f"{tuple(part.source.shape)} and {tuple(part.target.shape)} tokens"
+
+    def _batch(self, indices: np.ndarray) -> Batch:
+        source, labels = self._side(self.source[indices], indices[0]), self._side(self.target[indices], indices[0])
+        return Batch(source, labels.roll(1, 1), labels, indices.tolist(), int(self.target[indices].sum()))
+
+    def _side(self, lengths: np.ndarray, seed: int) -> Tensor:
+        generator = torch.Generator().manual_seed(int(seed))
+        tokens = torch.randint(4, self.vocabulary, (len(lengths), int(lengths.max())), generator=generator)
+        return tokens * (torch.arange(tokens.shape[1]) < torch.from_numpy(lengths)[:, None])
+
+
+def run(
+    output: Path | None,
+    *,
+    steps: int = 60,
+    batch_tokens: int = 25_000,
+    size: dict[str, Any] | None = None,
+    vocabulary: int = VOCABULARY,
+    device: str | None = None,
+) -> None:
+    """`size` are settings of Seq2SeqConfig; the papers' base model by default."""
+    place = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    precision = "bf16" if place.type == "cuda" else "fp32"
+    config = TrainingConfig(
+        steps=steps, batch_tokens=batch_tokens, precision=precision, log_every=10, checkpoint_every=steps, warmup=4000
+    )
+    rows = []
+    for name, backend in DENSE.items() if place.type == "cuda" else [("sdpa", None)]:
+        chosen = nullcontext() if backend is None else sdpa_kernel(backend)
+        rows.append(_row(f"softmax, {name}", "softmax", config, place, size or {}, vocabulary, chosen))
+    rows += [_row(name, arm, config, place, size or {}, vocabulary, nullcontext()) for name, arm in ARMS.items()]
+    fastest = max(row["tokens_per_second"] or 0.0 for row in rows if row["arm"].startswith("softmax"))
+    table = Table(title=f"training, {batch_tokens:,} tokens a step, {precision}, on {place.type}")
+    for column in ("attention", "target tokens/s", "over the fastest softmax", "waiting for data", "GPU idle"):
+        table.add_column(column, justify="left" if column == "attention" else "right")
+    for row in rows:
+        row["over_softmax"] = row["tokens_per_second"] / fastest if row["tokens_per_second"] else None
+        shown = [("tokens_per_second", ",.0f"), ("over_softmax", ".2f"), ("data_wait", ".1%"), ("gpu_idle", ".1%")]
+        values = [format(row[key], form) if row[key] is not None else row.get("why", "-") for key, form in shown]
+        table.add_row(row["arm"], *values)
+    Console(width=120).print(table)
+    if output is not None:
+        settings = {"batch_tokens": batch_tokens, "steps": steps, "size": size, "vocabulary": vocabulary}
+        save(output / f"train-{place.type}.json", {"machine": machine(), "settings": settings, "rows": rows})
+
+
+def _row(
+    name: str,
+    mechanism: Any,
+    config: TrainingConfig,
+    device: torch.device,
+    size: dict[str, Any],
+    vocabulary: int,
+    chosen: AbstractContextManager[Any],
+) -> dict[str, Any]:
+    torch.manual_seed(0)
+    model = Seq2Seq(Seq2SeqConfig(vocab_size=vocabulary, **size, **dict.fromkeys(SITES, mechanism)))
+    task = MadeUpText(config, vocabulary, PAIRS)
+    with tempfile.TemporaryDirectory() as scratch, chosen:
+        try:
+            Trainer(model, task, config, Path(scratch), Process(0, 1, device), display=Display(quiet=True)).run()
+        except RuntimeError as error:  # an implementation that cannot take masks says so
+            why = str(error).splitlines()[0][:60]
+            return {"arm": name, "tokens_per_second": None, "data_wait": None, "gpu_idle": None, "why": why}
+        # The first records hold the compilation of kernels and the growth of memory.
+        records = [record for record in read_journal(Path(scratch) / "metrics.jsonl") if "loss" in record][1:]
+        idle = _idle(model, task, config, device) if device.type == "cuda" else None
+    waits = [record["data_wait"] for record in records[1:]]
+    return {
+        "arm": name,
+        "tokens_per_second": (records[-1]["tokens"] - records[0]["tokens"])
+        / (records[-1]["seconds"] - records[0]["seconds"]),
+        "data_wait": sum(waits) / len(waits),
+        "gpu_idle": idle,
+        "parameters": model.num_parameters(),
+    }
+
+
+def _idle(model: Seq2Seq, task: MadeUpText, config: TrainingConfig, device: torch.device) -> float:
+    """The share of time in which the GPU does nothing, over a few steps in the middle of a short run."""
+    profile = torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA])
+    calls, loss = itertools.count(1), task.loss
+
+    def watched(model: Callable[..., Tensor], part: Batch) -> Tensor:
+        number = next(calls)
+        if number == 10:
+            profile.start()
+        if number == 18:
+            profile.stop()
+        return loss(model, part)
+
+    short = dataclasses.replace(config, steps=20, checkpoint_every=20)
+    task.loss = watched  # type: ignore[method-assign]
+    with tempfile.TemporaryDirectory() as scratch:
+        Trainer(model, task, short, Path(scratch), Process(0, 1, device), display=Display(quiet=True)).run()
+        profile.export_chrome_trace(f"{scratch}/trace.json")
+        events = json.loads(Path(f"{scratch}/trace.json").read_text())["traceEvents"]
+    kinds = ("kernel", "gpu_memcpy", "gpu_memset")
+    spans = sorted((event["ts"], event["ts"] + event["dur"]) for event in events if event.get("cat") in kinds)
+    busy, end = 0.0, spans[0][0]
+    for start, stop in spans:
+        busy += max(0.0, stop - max(start, end))
+        end = max(end, stop)
+    return float(1.0 - busy / (end - spans[0][0]))

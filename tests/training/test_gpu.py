@@ -1,0 +1,39 @@
+"""Training on a GPU: what a CPU cannot show."""
+
+import pytest
+import torch
+
+from tamis.training import Process
+from training import tiny
+
+pytestmark = pytest.mark.gpu
+
+
+@pytest.fixture
+def gpu():
+    return Process(0, 1, torch.device("cuda"))
+
+
+@pytest.mark.parametrize("mechanism", ["softmax", "entmax", "rela"])
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_deterministic_runs_resume_to_the_bit(data, tmp_path, gpu, mechanism, precision):
+    settings = {"mechanism": mechanism, "precision": precision, "deterministic": True, "ema": 0.9, "device_tokens": 150}
+    tiny.trainer(data, tmp_path / "one", gpu, **settings).run()
+    tiny.trainer(data, tmp_path / "two", gpu, **settings | {"steps": 10}).run()
+    tiny.trainer(data, tmp_path / "two", gpu, **settings).run()
+    assert tiny.losses(tmp_path / "two") == tiny.losses(tmp_path / "one")
+
+
+def test_a_gpu_gives_the_losses_of_a_cpu(data, tmp_path, gpu):
+    tiny.trainer(data, tmp_path / "cpu", dropout=0.0, steps=10).run()
+    tiny.trainer(data, tmp_path / "gpu", gpu, dropout=0.0, steps=10).run()
+    for here, there in zip(tiny.losses(tmp_path / "cpu"), tiny.losses(tmp_path / "gpu"), strict=True):
+        key = "loss" if "loss" in here else "valid_loss"
+        assert there[key] == pytest.approx(here[key], rel=1e-3)
+
+
+def test_skipped_steps_are_counted_without_waiting_for_the_device(data, tmp_path, gpu):
+    trainer = tiny.trainer(data, tmp_path, gpu, steps=20)
+    loss, calls = trainer.task.loss, iter(range(1, 1000))
+    trainer.task.loss = lambda model, part: loss(model, part) * (float("inf") if next(calls) in (3, 4, 20) else 1.0)
+    assert trainer.run().skipped == 3
