@@ -11,6 +11,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from tamis.bench.timing import machine
 from tamis.config import read_recipe
 from tamis.data.grammar import Example
 from tamis.data.text import grammar_examples
@@ -36,7 +37,7 @@ def run(folder: Path, console: Console, quick: bool = False) -> None:
     began = time.monotonic()
     display = Display(console)
     place = folder / "quick" if quick else folder
-    overrides = [f"data.folder={place / 'data'}", *(QUICK if quick else ())]
+    overrides = [f"data.folder={json.dumps(str(place / 'data'))}", *(QUICK if quick else ())]
     runs = {}
     for arm, name in ARMS.items():
         recipe = read_recipe(RECIPE, overrides, arm)
@@ -45,7 +46,10 @@ def run(folder: Path, console: Console, quick: bool = False) -> None:
         train_run(recipe, runs[arm], "cpu", display)
         evaluate_run(runs[arm], "cpu", say=lambda text: None)
     console.print()
-    console.print(_table(runs))
+    rows = _results(runs)
+    console.print(_table(rows))
+    results = {"machine": machine(), "recipe": recipe.to_dict(), "rows": rows}
+    (place / "results.json").write_text(json.dumps(results, indent=1) + "\n")
     assert isinstance(recipe.data.test, str)
     examples = grammar_examples(recipe.data.test)
     translators = {arm: Translator.load(run, "cpu") for arm, run in runs.items()}
@@ -62,23 +66,43 @@ def run(folder: Path, console: Console, quick: bool = False) -> None:
         console.print(f"  {line}", soft_wrap=True)
 
 
-def _table(runs: dict[str, Path]) -> Table:
+def _results(runs: dict[str, Path]) -> list[dict[str, Any]]:
+    """The figures of each arm, from what its stages wrote."""
+    rows = []
+    for arm, run in runs.items():
+        found: dict[str, Any] = json.loads((run / EVALUATION).read_text())
+        heads = found["attention"]["summary"]["all"]
+        last = [record for record in read_journal(run / "metrics.jsonl") if "loss" in record][-1]
+        rows.append(
+            {
+                "arm": arm,
+                "bleu": found["translation"]["bleu"],
+                "chrf": found["translation"]["chrf"],
+                "aer": found["alignment"]["best"]["aer"],
+                "density": heads["density"],
+                "diversity": heads["diversity"],
+                "alphas": last["alphas"],
+                "tokens_per_second": last["tokens"] / last["seconds"],
+                "training_seconds": last["seconds"],
+            }
+        )
+    return rows
+
+
+def _table(rows: list[dict[str, Any]]) -> Table:
     table = Table(title="One recipe, three kinds of attention", box=box.SIMPLE_HEAD)
     for column in ("", "BLEU", "AER %", "density", "diversity", "alpha", "tokens/s"):
         table.add_column(column, justify="left" if not column else "right", no_wrap=True)
-    for arm, run in runs.items():
-        found: dict[str, Any] = json.loads((run / EVALUATION).read_text())
-        bleu, heads = found["translation"]["bleu"], found["attention"]["summary"]["all"]
-        records = [record for record in read_journal(run / "metrics.jsonl") if "loss" in record]
-        alphas = [alpha for site in records[-1]["alphas"].values() for alpha in site]
+    for row in rows:
+        alphas = [alpha for site in row["alphas"].values() for alpha in site]
         table.add_row(
-            ARMS[arm],
-            f"{bleu['score']:.1f} +-{(bleu['high'] - bleu['low']) / 2:.1f}",
-            f"{100 * found['alignment']['best']['aer']:.1f}",
-            f"{heads['density']:.3f}",
-            f"{heads['diversity']:.3f}",
+            ARMS[row["arm"]],
+            f"{row['bleu']['score']:.1f} +-{(row['bleu']['high'] - row['bleu']['low']) / 2:.1f}",
+            f"{100 * row['aer']:.1f}",
+            f"{row['density']:.3f}",
+            f"{row['diversity']:.3f}",
             f"{min(alphas):.2f}..{max(alphas):.2f}" if alphas else "",
-            f"{records[-1]['tokens'] / records[-1]['seconds']:,.0f}",
+            f"{row['tokens_per_second']:,.0f}",
         )
     table.caption = (
         "BLEU on new combinations of words, with half its 95 % interval\n"
