@@ -37,6 +37,7 @@ ALLOWED_THIRD_PARTY = {
     "kernels": {"torch", "triton"},
     "models": {"torch", "safetensors"},
     "data": {"torch", "numpy", "sentencepiece"},
+    "analysis": {"torch", "numpy"},
     "evaluation": {"torch", "numpy", "sacrebleu"},
     "training": {"torch", "numpy", "safetensors", "rich"},
     "bench": {"torch", "rich", "matplotlib", "entmax", "adasplash", "transformers"},

@@ -11,10 +11,11 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from tamis.analysis import read_arrays, shown_sentences
 from tamis.cli import app
 from tamis.config import read_recipe
 from tamis.decoding import Translator
-from tamis.runs import compare_runs, evaluate_run, prepare_run, train_run, whole_text
+from tamis.runs import analyze_run, compare_runs, evaluate_run, prepare_run, train_run, whole_text
 from tamis.training.journal import Display, read_journal
 
 RECIPE = """
@@ -132,6 +133,21 @@ def test_evaluation(runs):
 def _test_pairs(run):
     recipe = read_recipe(run / "config.toml")
     return whole_text(recipe.data.test, recipe)
+
+
+def test_analysis(runs):
+    for arm, run in runs.items():
+        found = analyze_run(run, device="cpu", say=lambda text: None, shown=4)
+        assert json.loads((run / "analysis.json").read_text()) == json.loads(json.dumps(found))
+        sites = {"encoder.0.self", "decoder.0.self", "decoder.0.cross", "decoder.1.self", "decoder.1.cross"}
+        assert set(found["sites"]) == set(found["importance"]["change"]) == sites
+        assert len(found["tokens"]) == 4
+        assert 0.0 < found["alignment"]["chosen"]["aer"] <= 1.0
+        assert bool(found["trajectories"]["sites"]) == (arm == "entmax")
+        arrays = read_arrays(run / "analysis.npz")
+        assert set(shown_sentences(arrays)) == {0, 1, 2, 3}
+        for path in (run / "analysis.json", run / "analysis.npz"):
+            path.unlink()
 
 
 def test_comparison(runs, tmp_path):

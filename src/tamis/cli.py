@@ -144,6 +144,24 @@ def evaluate(
 
 
 @command(app)
+def analyze(
+    runs: list[Path],
+    data: Annotated[
+        list[str], typer.Option(help="Parallel text instead of the validation set: one path, or twice for two.")
+    ] = [],  # noqa: B006
+    shown: Annotated[int, typer.Option(help="Sentences whose weights are kept to look at.")] = 32,
+    device: Device = None,
+) -> None:
+    """What the heads of runs do: density, roles, alphas, null attention, alignment, importance."""
+    from tamis.runs import analyze_run
+
+    text = None if not data else data[0] if len(data) == 1 else data
+    for run in runs:
+        print(run)
+        analyze_run(run, text, device, shown=shown)
+
+
+@command(app)
 def compare(
     systems: Annotated[list[str], typer.Argument(help="NAME=RUN[,RUN...]: the runs of a system, such as its seeds.")],
     baseline: Annotated[str | None, typer.Option(help="A name; the first system by default.")] = None,

@@ -4,12 +4,14 @@ data/NAME/      vocabularies, indexed corpora                     prepare_run
 runs/NAME/      config.toml, metrics.jsonl, checkpoints/          train_run
     model/      what to translate with: the best, or an average
     evaluation.json, test.hypotheses.txt                          evaluate_run
+    analysis.json, analysis.npz                                   analyze_run
 """
 
 from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import shutil
 import tempfile
 import time
@@ -20,8 +22,14 @@ from typing import Any
 
 import torch
 
+from tamis.analysis.analyze import analyze
 from tamis.analysis.capture import capture
+from tamis.analysis.files import write_arrays
+from tamis.analysis.importance import HeadImportance, head_importance
+from tamis.analysis.learned import alpha_trajectories
 from tamis.analysis.metrics import AttentionMetrics
+from tamis.analysis.nulls import null_signal
+from tamis.analysis.tokens import Sentences
 from tamis.config import Recipe, read_recipe
 from tamis.data.batching import Batch, Updates, collate
 from tamis.data.corpus import Limits, ParallelCorpus, build_corpus
@@ -30,7 +38,7 @@ from tamis.data.prepare import Prepared, Say, prepare
 from tamis.data.text import BadLine, Pair, grammar_examples, read_pairs
 from tamis.decoding.settings import DecodingConfig
 from tamis.decoding.translator import Translator
-from tamis.evaluation.alignment import attention_alignment
+from tamis.evaluation.alignment import AlignmentReport, attention_alignment
 from tamis.evaluation.gold import GoldPair, read_gold
 from tamis.evaluation.likelihood import translation_likelihood
 from tamis.evaluation.translation import Comparison, compare, score_translations
@@ -38,11 +46,12 @@ from tamis.models.pretrained import PretrainedModel
 from tamis.models.seq2seq import Seq2Seq
 from tamis.nn.modes import evaluating
 from tamis.training.distributed import Process, process
-from tamis.training.journal import Display, Record
+from tamis.training.journal import Display, Record, read_journal
 from tamis.training.trainer import Trainer
 from tamis.training.translation import TranslationTask
 
-RECIPE, MODEL, EVALUATION, HYPOTHESES = "config.toml", "model", "evaluation.json", "test.hypotheses.txt"
+RECIPE, METRICS, MODEL = "config.toml", "metrics.jsonl", "model"
+EVALUATION, HYPOTHESES, ANALYSIS, ARRAYS = "evaluation.json", "test.hypotheses.txt", "analysis.json", "analysis.npz"
 MAY_CHANGE = {
     "training": {"steps", "patience", "keep", "average", "log_every", "tensorboard", "device_tokens", "compile"},
     "data": {"test", "gold", "folder"},
@@ -50,7 +59,9 @@ MAY_CHANGE = {
 }
 """Settings that a run may go on with after they were changed."""
 OBSERVED_TOKENS = 4096
-"""Of the validation set, for the densities shown while training."""
+"""Of the validation set, for the densities shown while training and for silencing each head in turn."""
+SHOWN = 32
+"""Sentences whose weights an analysis keeps to look at."""
 
 
 def prepare_run(recipe: Recipe, say: Say = print) -> Prepared:
@@ -178,9 +189,7 @@ def evaluate_run(folder: Path, device: str | None = None, say: Say = print, **de
         **_teacher_forced(loaded, pairs),
     }
     if recipe.data.gold is not None:
-        report = attention_alignment(
-            loaded.model, loaded.source_vocabulary, loaded.target_vocabulary, gold_pairs(recipe.data.gold)
-        )
+        report = _aligned(loaded, gold_pairs(recipe.data.gold))
         say(report.describe())
         result["alignment"] = report.to_dict()
     with replacing(folder / HYPOTHESES) as file:
@@ -208,6 +217,78 @@ def _batches(loaded: Translator, pairs: Sequence[Pair], scratch: Path) -> Iterat
     corpus = ParallelCorpus.open(scratch, "test")
     for indices in Updates(corpus.source_lengths, corpus.target_lengths, 4096).epoch(0):
         yield collate(corpus, indices, *vocabularies)
+
+
+def analyze_run(
+    folder: Path, data: str | list[str] | None = None, device: str | None = None, say: Say = print, shown: int = SHOWN
+) -> dict[str, Any]:
+    """What the heads of a run do on its validation set, or on `data`; writes analysis.json and analysis.npz."""
+    recipe = read_recipe(folder / RECIPE)
+    loaded = Translator.load(folder, device)
+    text = recipe.data.valid if data is None else data
+    with tempfile.TemporaryDirectory() as scratch:
+        batches = list(_batches(loaded, whole_text(text, recipe), Path(scratch)))
+    grammar = isinstance(text, str) and text.startswith("grammar:")
+    languages = ("en", "de") if grammar else (recipe.data.source_language, recipe.data.target_language)
+
+    def sentences() -> Iterator[Sentences]:
+        for batch in batches:
+            yield Sentences.of_batch(batch, loaded.source_vocabulary, loaded.target_vocabulary, languages)
+
+    numbers = sorted(number for batch in batches for number in batch.indices)[:shown]
+    found = analyze(loaded.model, sentences(), shown=numbers)
+    result: dict[str, Any] = {"name": recipe.name, "data": text, **found.to_dict()}
+    result["tokens"] = {
+        str(number): {
+            "source": loaded.source_vocabulary.pieces(sentence.source.tolist()) if sentence.source is not None else [],
+            "target": loaded.target_vocabulary.pieces(sentence.target.tolist()),
+        }
+        for number, sentence in found.shown.items()
+    }
+    if (folder / METRICS).is_file():
+        result["trajectories"] = alpha_trajectories(read_journal(folder / METRICS)).to_dict()
+    if any(share for site in found.sites.values() for share in site.null_share):
+        result["null_signal"] = null_signal(loaded.model, sentences()).to_dict()
+    result["importance"] = _importance(loaded, batches).to_dict()
+    if recipe.data.gold is not None:
+        result["alignment"] = _alignment(loaded, gold_pairs(recipe.data.gold))
+    for named in found.named_heads():
+        say(f"{named.site} head {named.head}: {named.role}, {named.score:.1%}")
+    write_arrays(folder / ARRAYS, found.arrays())
+    with replacing(folder / ANALYSIS) as file:
+        file.write((json.dumps(result) + "\n").encode())
+    return result
+
+
+def _importance(loaded: Translator, batches: Sequence[Batch]) -> HeadImportance:
+    """How the loss changes without each head, on the first batches."""
+    few: list[Batch] = []
+    for batch in batches:
+        few.append(batch)
+        if sum(taken.num_tokens for taken in few) >= OBSERVED_TOKENS:
+            break
+    pad_id, alpha = loaded.target_vocabulary.pad_id, loaded.decoding.alpha
+
+    def loss() -> float:
+        found = translation_likelihood(loaded.model, few, pad_id=pad_id, alpha=alpha)
+        # A sparse output layer may give a token no probability at all.
+        return math.log(found.epsilon_perplexity if alpha > 1.0 else found.perplexity)
+
+    return head_importance(loaded.model, loss)
+
+
+def _alignment(loaded: Translator, gold: Sequence[GoldPair]) -> dict[str, Any]:
+    """AER of every head on every other pair, and there that of the one that is best on the pairs between."""
+    if len(gold) < 2:
+        return _aligned(loaded, gold).to_dict()
+    chosen, tested = _aligned(loaded, gold[1::2]).best, _aligned(loaded, gold[::2])
+    score = next(cell.score for cell in tested.cells() if cell[:3] == chosen[:3])
+    choice = {"mode": chosen.mode, "layer": chosen.layer, "head": chosen.head, **score.to_dict()}
+    return {**tested.to_dict(), "chosen": choice}
+
+
+def _aligned(loaded: Translator, gold: Sequence[GoldPair]) -> AlignmentReport:
+    return attention_alignment(loaded.model, loaded.source_vocabulary, loaded.target_vocabulary, gold)
 
 
 def gold_pairs(text: str) -> list[GoldPair]:

@@ -9,31 +9,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from analysis.cases import PAD, batch, causal_lm, seq2seq
 from tamis.analysis import AttentionMetrics, capture
 from tamis.mechanisms import MECHANISMS
-from tamis.models import CausalLM, CausalLMConfig, Seq2Seq, Seq2SeqConfig
 from tamis.nn import Attention
 
-VOCAB, PAD = 11, 0
-SMALL: dict[str, Any] = {"vocab_size": VOCAB, "embed_dim": 16, "num_heads": 4, "ffn_dim": 24}
 every_mechanism = pytest.mark.parametrize("mechanism", MECHANISMS)
-
-
-def seq2seq(mechanism: Any = "entmax", **options: Any) -> Seq2Seq:
-    torch.manual_seed(1)
-    chosen = {f"{site}_mechanism": mechanism for site in ("encoder", "decoder", "cross")}
-    return Seq2Seq(Seq2SeqConfig(**{**SMALL, "encoder_layers": 2, "decoder_layers": 1, **chosen, **options})).eval()
-
-
-def causal_lm(mechanism: Any = "entmax", **options: Any) -> CausalLM:
-    torch.manual_seed(1)
-    return CausalLM(CausalLMConfig(**{**SMALL, "num_layers": 2, "mechanism": mechanism, **options})).eval()
-
-
-def batch() -> tuple[Tensor, Tensor]:
-    source = torch.tensor([[3, 4, 5, 6, 2], [7, 8, 2, PAD, PAD]])
-    target = torch.tensor([[1, 3, 4, 5], [1, 6, PAD, PAD]])
-    return source, target
 
 
 def number_of_hooks(model: nn.Module) -> int:

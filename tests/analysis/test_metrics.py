@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from analysis.cases import cases, random_case, sparse_weights
 from tamis.analysis import AttentionMetrics, density, head_diversity, null_share, sparsity_rate
 
 
@@ -54,29 +55,10 @@ def entropy(p: list[float]) -> float:
     return -sum(x * math.log(x) for x in p if x > 0)
 
 
-def sparse_weights(seed: int, shape: tuple[int, ...], zero_share: float, null_rows: float = 0.0) -> Tensor:
-    generator = torch.Generator().manual_seed(seed)
-    weights = torch.rand(shape, generator=generator)
-    weights[torch.rand(shape, generator=generator) < zero_share] = 0.0
-    weights[torch.rand(shape[:-1], generator=generator) < null_rows] = 0.0
-    return weights
-
-
-cases = st.tuples(
-    st.integers(0, 10**6),
-    st.tuples(*[st.integers(1, top) for top in (3, 4, 4, 6)]),
-    st.sampled_from([0.0, 0.4, 0.8]),
-    st.sampled_from([0.0, 0.5]),
-    st.sampled_from([1.0, 0.6, 0.2]),
-)
-
-
 @settings(deadline=None, max_examples=60)
 @given(cases)
 def test_figures_equal_the_formulas(case):
-    seed, shape, zero_share, null_rows, visible_share = case
-    weights = sparse_weights(seed, shape, zero_share, null_rows)
-    visible = torch.rand(shape, generator=torch.Generator().manual_seed(seed + 1)) < visible_share
+    weights, visible = random_case(case)
     expected = oracle(weights, visible)
     torch.testing.assert_close(density(weights, visible).tolist(), expected["density"])
     torch.testing.assert_close(sparsity_rate(weights, visible).tolist(), expected["sparsity_rate"])
@@ -90,9 +72,8 @@ def test_figures_equal_the_formulas(case):
 @settings(deadline=None, max_examples=30)
 @given(cases, st.integers(1, 3))
 def test_batches_of_any_size_add_up_to_the_whole(case, parts):
-    seed, shape, zero_share, null_rows, visible_share = case
-    weights = sparse_weights(seed, (4, *shape[1:]), zero_share, null_rows)
-    visible = torch.rand(weights.shape, generator=torch.Generator().manual_seed(seed + 1)) < visible_share
+    seed, shape, *shares = case
+    weights, visible = random_case((seed, (4, *shape[1:]), *shares))
     metrics = AttentionMetrics()
     for chunk, mask in zip(weights.tensor_split(parts), visible.tensor_split(parts), strict=True):
         metrics("encoder.0.self", chunk, mask)

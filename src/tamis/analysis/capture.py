@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from tamis.analysis.sites import refuse_compiled, site_name
 from tamis.attention.checks import check_call
 from tamis.mechanisms import Mechanism
 from tamis.nn import Attention
@@ -17,6 +18,9 @@ from tamis.nn.layers import TransformerLayer
 
 Consumer = Callable[[str, Tensor, Tensor], None]
 """Called with a site, its weights (B, H, Lq, Lk) and what is visible, (B, 1 or H, Lq, Lk)."""
+
+InputConsumer = Callable[[str, Mechanism, Tensor, Tensor], None]
+"""Called with a site, its mechanism, the input of its layer (B, Lq, embed_dim) and what is visible."""
 
 _NOT_ABOUT_WEIGHTS = ("dropout_p", "generator", "backend")
 
@@ -34,7 +38,11 @@ class Captured(dict[str, Tensor]):
 
 @contextmanager
 def capture(
-    model: nn.Module, consumer: Consumer | None = None, *, sites: Callable[[str], bool] | None = None
+    model: nn.Module,
+    consumer: Consumer | None = None,
+    *,
+    sites: Callable[[str], bool] | None = None,
+    inputs: InputConsumer | None = None,
 ) -> Iterator[Captured]:
     """Record the weights of every :class:`tamis.nn.Attention` in a model while it runs.
 
@@ -42,6 +50,7 @@ def capture(
         model: any module; its outputs do not change.  A wrapper such as DDP may be given.
         consumer: gets each site's weights as they come, and nothing is kept: memory does not grow with the data.
         sites: which sites to record, by name; all by default.
+        inputs: gets what each site's mechanism was given, for what is read off the input, such as a scale.
 
     Yields a mapping from site to weights, empty if there is a consumer.  Sites are module paths without "_attention":
     "encoder.0.self", "decoder.0.self", "decoder.0.cross", "layers.0.self".  Weights are those before dropout, detached
@@ -49,16 +58,16 @@ def capture(
     `Seq2Seq` to have padded targets among them.
     """
     captured = Captured()
-    recorder = _Recorder(captured.keep if consumer is None else consumer)
+    recorder = _Recorder(captured.keep if consumer is None else consumer, inputs)
     handles: list[Any] = []
+    refuse_compiled(model)
     try:
         for name, module in model.named_modules():
-            _refuse_compiled(module)
             if isinstance(module, TransformerLayer):
                 handles.append(module.register_forward_pre_hook(recorder.enter_layer, with_kwargs=True))
                 handles.append(module.register_forward_hook(recorder.leave_layer, always_call=True))
             elif isinstance(module, Attention):
-                site = _site(name)
+                site = site_name(name)
                 if sites is None or sites(site):
                     handles.extend(recorder.attach(site, module))
         yield captured
@@ -74,8 +83,8 @@ class _Recorder:
     cached and packed.  Only the layer knows which queries are padding.
     """
 
-    def __init__(self, consumer: Consumer) -> None:
-        self.consumer = consumer
+    def __init__(self, consumer: Consumer, inputs: InputConsumer | None) -> None:
+        self.consumer, self.inputs = consumer, inputs
         self.mechanisms: set[nn.Module] = set()
         self.layer_mask: Tensor | None = None
         self.site: str | None = None
@@ -116,6 +125,8 @@ class _Recorder:
         weights = mechanism.weights(query, key, hidden=hidden, **options)
         visible = _visible(query, key, options, self.query_mask)
         self.consumer(site, weights.detach(), visible)
+        if self.inputs is not None:
+            self.inputs(site, mechanism, hidden.detach(), visible)
 
 
 def _of_queries(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor | None:
@@ -136,13 +147,3 @@ def _visible(query: Tensor, key: Tensor, options: dict[str, Any], query_mask: Te
     if query_mask is not None:
         visible = visible & query_mask[:, None, :, None]
     return visible.expand(query.shape[0], visible.shape[1], query.shape[2], key.shape[2])
-
-
-def _site(name: str) -> str:
-    """The name of a site from the path of its module: wrappers and "_attention" are left out."""
-    return name.removeprefix("module.").removesuffix("_attention") or "attention"
-
-
-def _refuse_compiled(module: nn.Module) -> None:
-    if hasattr(module, "_orig_mod") or getattr(module, "_compiled_call_impl", None) is not None:
-        raise ValueError("hooks do not reach into a compiled model: capture and run the model before torch.compile")

@@ -3,36 +3,37 @@
 Adaptively Sparse Transformers, Correia et al. 2019, https://arxiv.org/abs/1909.00015, for density and head diversity;
 Sparse Attention with Linear Units, Zhang et al. 2021, https://arxiv.org/abs/2104.07012, for null rows.
 
-Weights are (..., H, Lq, Lk), those before dropout.  `visible` is boolean and broadcastable to them: True where the
-query may see the key.  A query that sees no key, such as padding, does not count anywhere.
+Weights and `visible` are those of :mod:`tamis.analysis.rows`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from tamis.analysis.rows import Rows, Sums, entropy_of, over_rows, ratio
+from tamis.analysis.sites import kind_of
+
+FIGURES = ("density", "sparsity_rate", "null_share", "diversity")
+
 
 def density(weights: Tensor, visible: Tensor | None = None) -> Tensor:
     """(H,): the share of visible keys with a non-zero weight, per row, averaged over rows.  Softmax has 1."""
-    sums = _head_sums(*_checked(weights, visible))
-    return _ratio(sums[1], sums[0])
+    return ratio(_density(Rows.of(weights, visible)))
 
 
 def sparsity_rate(weights: Tensor, visible: Tensor | None = None) -> Tensor:
     """(H,): the share of all visible weights that are exactly 0."""
-    sums = _head_sums(*_checked(weights, visible))
-    return _ratio(sums[3] - sums[2], sums[3])
+    return ratio(_zeros(Rows.of(weights, visible)))
 
 
 def null_share(weights: Tensor, visible: Tensor | None = None) -> Tensor:
     """(H,): the share of rows that see a key but have only zero weights, as ReLU attention can."""
-    sums = _head_sums(*_checked(weights, visible))
-    return _ratio(sums[4], sums[0])
+    return ratio(_nulls(Rows.of(weights, visible)))
 
 
 def head_diversity(weights: Tensor, visible: Tensor | None = None) -> Tensor:
@@ -43,8 +44,7 @@ def head_diversity(weights: Tensor, visible: Tensor | None = None) -> Tensor:
     Rows are scaled to sum 1, by magnitude where weights may be negative.  Null rows are left out, so the heads of a
     query are those that attend to something; a query with fewer than two of them says nothing and does not count.
     """
-    total, count = _diversity_sums(*_checked(weights, visible))
-    return _ratio(total, count)
+    return ratio(_diversity(Rows.of(weights, visible)))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,7 +62,7 @@ class SiteMetrics:
     """Queries with at least two heads that are not null: those over which diversity is averaged."""
 
     def to_dict(self) -> dict[str, Any]:
-        return {name: list(value) if isinstance(value, tuple) else value for name, value in asdict(self).items()}
+        return {name: plain(value) for name, value in asdict(self).items()}
 
 
 class AttentionMetrics:
@@ -72,64 +72,73 @@ class AttentionMetrics:
     """
 
     def __init__(self) -> None:
-        self._heads: dict[str, Tensor] = {}
-        self._diversity: dict[str, Tensor] = {}
+        self._sums: dict[str, list[Sums]] = {}
 
     def __call__(self, site: str, weights: Tensor, visible: Tensor | None = None) -> None:
         """Add the weights (..., H, Lq, Lk) of a site."""
-        weights, visible = _checked(weights, visible)
-        heads = _head_sums(weights, visible).cpu()
-        diversity = torch.stack(_diversity_sums(weights, visible)).cpu()
-        if site not in self._heads:
-            self._heads[site], self._diversity[site] = heads, diversity
-            return
-        if heads.shape != self._heads[site].shape:
-            raise ValueError(f"{site} had {self._heads[site].shape[1]} heads so far, now {heads.shape[1]}")
-        self._heads[site] += heads
-        self._diversity[site] += diversity
+        self.add(site, Rows.of(weights, visible))
+
+    def add(self, site: str, rows: Rows) -> None:
+        """The same, for rows at hand."""
+        heads = rows.p.shape[1]
+        if site in self._sums and (before := self._sums[site][0][0].shape[0]) != heads:
+            raise ValueError(f"{site} had {before} heads so far, now {heads}")
+        found = [figure(rows) for figure in (_density, _zeros, _nulls, _diversity)]
+        sums = [(total.cpu(), count.cpu()) for total, count in found]
+        if site in self._sums:
+            sums = [(a + c, b + d) for (a, b), (c, d) in zip(self._sums[site], sums, strict=True)]
+        self._sums[site] = sums
 
     def results(self) -> dict[str, SiteMetrics]:
         """The figures of each site, in the order in which sites were first seen."""
-        return {site: self._site(site) for site in self._heads}
+        return {site: self._site(*sums) for site, sums in self._sums.items()}
 
     def summary(self) -> dict[str, dict[str, float]]:
         """Plain means over heads and layers, for "encoder", "decoder" and "cross" attention and for "all" of them."""
-        results = self.results()
-        kinds: dict[str, list[SiteMetrics]] = {}
-        for site, metrics in results.items():
-            kinds.setdefault(_kind(site), []).append(metrics)
-        kinds["all"] = list(results.values())
-        return {kind: _means(sites) for kind, sites in kinds.items() if sites}
+        return summarise(self.results(), FIGURES)
 
     def to_dict(self) -> dict[str, Any]:
         return {"summary": self.summary(), "sites": {site: x.to_dict() for site, x in self.results().items()}}
 
-    def _site(self, site: str) -> SiteMetrics:
-        sums, diversity = self._heads[site], self._diversity[site]
+    def _site(self, density: Sums, zeros: Sums, nulls: Sums, diversity: Sums) -> SiteMetrics:
+        rows = density[1]
         return SiteMetrics(
-            rows=int(sums[0].max()) if sums.shape[1] else 0,
-            density=tuple(_ratio(sums[1], sums[0]).tolist()),
-            sparsity_rate=tuple(_ratio(sums[3] - sums[2], sums[3]).tolist()),
-            null_share=tuple(_ratio(sums[4], sums[0]).tolist()),
-            diversity=float(_ratio(diversity[0], diversity[1])),
+            rows=int(rows.max()) if rows.numel() else 0,
+            density=tuple(ratio(density).tolist()),
+            sparsity_rate=tuple(ratio(zeros).tolist()),
+            null_share=tuple(ratio(nulls).tolist()),
+            diversity=float(ratio(diversity)),
             compared=int(diversity[1]),
         )
 
 
-def _kind(site: str) -> str:
-    """Of a site: cross, encoder, or decoder, which is also what a decoder-only model has."""
-    if site.endswith("cross"):
-        return "cross"
-    return "encoder" if site.startswith("encoder") else "decoder"
+def summarise(sites: Mapping[str, SiteMetrics], figures: Sequence[str]) -> dict[str, dict[str, float]]:
+    """Plain means of figures over heads and layers, by kind of attention and for "all".
+
+    A figure that a site does not have, None, is left out.
+    """
+    kinds: dict[str, list[SiteMetrics]] = {}
+    for site, metrics in sites.items():
+        kinds.setdefault(kind_of(site), []).append(metrics)
+    kinds["all"] = list(sites.values())
+    return {kind: _means(members, figures) for kind, members in kinds.items() if members}
 
 
-def _means(sites: list[SiteMetrics]) -> dict[str, float]:
-    return {
-        "density": _mean(value for site in sites for value in site.density),
-        "sparsity_rate": _mean(value for site in sites for value in site.sparsity_rate),
-        "null_share": _mean(value for site in sites for value in site.null_share),
-        "diversity": _mean(site.diversity for site in sites),
-    }
+def plain(value: Any) -> Any:
+    """With lists for tuples, as JSON has them."""
+    if isinstance(value, tuple | list):
+        return [plain(item) for item in value]
+    return {key: plain(item) for key, item in value.items()} if isinstance(value, dict) else value
+
+
+def _means(sites: list[SiteMetrics], figures: Sequence[str]) -> dict[str, float]:
+    found = {}
+    for figure in figures:
+        values = [getattr(site, figure) for site in sites]
+        flat = [x for value in values if value is not None for x in (value if isinstance(value, tuple) else (value,))]
+        if flat or None not in values:
+            found[figure] = _mean(flat)
+    return found
 
 
 def _mean(values: Iterable[float]) -> float:
@@ -137,56 +146,25 @@ def _mean(values: Iterable[float]) -> float:
     return sum(listed) / max(1, len(listed))
 
 
-def _checked(weights: Tensor, visible: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Both as (B, H, Lq, Lk), the mask possibly broadcast."""
-    if not isinstance(weights, Tensor) or not weights.is_floating_point():
-        kind = weights.dtype if isinstance(weights, Tensor) else type(weights).__name__
-        raise TypeError(f"weights must be a floating-point tensor, got {kind}")
-    if weights.ndim < 3:
-        raise ValueError(f"weights must be (..., heads, queries, keys), got shape {tuple(weights.shape)}")
-    if visible is None:
-        visible = torch.ones((), dtype=torch.bool, device=weights.device)
-    elif not isinstance(visible, Tensor) or visible.dtype != torch.bool:
-        kind = visible.dtype if isinstance(visible, Tensor) else type(visible).__name__
-        raise TypeError(f"visible must be a boolean tensor, True where a query sees a key, got {kind}")
-    try:
-        visible = visible.expand(weights.shape)
-    except RuntimeError as error:
-        shapes = f"{tuple(visible.shape)} and {tuple(weights.shape)}"
-        raise ValueError(f"visible must broadcast to the weights, got shapes {shapes}") from error
-    shape = (-1, *weights.shape[-3:]) if weights.numel() else (weights.shape[:-3].numel(), *weights.shape[-3:])
-    return weights.detach().reshape(shape), visible.reshape(shape)
+def _density(rows: Rows) -> Sums:
+    return over_rows(rows.support / rows.keys.clamp(min=1).double(), rows.seen)
 
 
-def _head_sums(weights: Tensor, visible: Tensor) -> Tensor:
-    """Totals over batch and queries, (5, H): rows, densities, support, visible keys, null rows."""
-    keys = visible.sum(-1)  # (B, H, Lq)
-    rows = keys > 0
-    support = ((weights != 0.0) & visible).sum(-1)
-    share = support.double() / keys.clamp(min=1)
-    values = (rows, share, support, keys, rows & (support == 0))
-    return torch.stack([value.double().sum((0, 2)) for value in values])
+def _zeros(rows: Rows) -> Sums:
+    keys = rows.keys.double().sum((0, 2))
+    return keys - rows.support.double().sum((0, 2)), keys
 
 
-def _diversity_sums(weights: Tensor, visible: Tensor) -> tuple[Tensor, Tensor]:
-    """The sum of JS over queries that have two heads to compare, and how many there are."""
-    mass = torch.where(visible, weights, 0.0).abs().double()
-    total = mass.sum(-1, keepdim=True)  # (B, H, Lq, 1)
-    alive = total > 0.0
-    p = mass / torch.where(alive, total, 1.0)
-    heads = alive.sum(1).squeeze(-1)  # (B, Lq)
-    mixture = p.sum(1) / heads.clamp(min=1).unsqueeze(-1)
-    divergence = _entropy(mixture) - _entropy(p).sum(1) / heads.clamp(min=1)
-    keys = visible.any(1).sum(-1)  # (B, Lq)
+def _nulls(rows: Rows) -> Sums:
+    return over_rows(~rows.alive, rows.seen)
+
+
+def _diversity(rows: Rows) -> Sums:
+    """The sum of JS over queries that have two heads to compare, and how many there are; both of shape ()."""
+    heads = rows.alive.sum(1)  # (B, Lq)
+    mixture = rows.p.sum(1) / heads.clamp(min=1).unsqueeze(-1)
+    divergence = entropy_of(mixture) - entropy_of(rows.p).sum(1) / heads.clamp(min=1)
+    keys = rows.visible.any(1).sum(-1)  # (B, Lq)
     scaled = divergence / keys.clamp(min=2).double().log()
     compared = heads >= 2
     return torch.where(compared & (keys > 1), scaled, 0.0).clamp(0.0, 1.0).sum(), compared.double().sum()
-
-
-def _entropy(p: Tensor) -> Tensor:
-    return -torch.special.xlogy(p, p).sum(-1)
-
-
-def _ratio(total: Tensor, count: Tensor) -> Tensor:
-    """0 where nothing was counted."""
-    return total / count.clamp(min=1.0)

@@ -1,0 +1,28 @@
+"""Arrays on disk: an .npz, without pickle."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from tamis.data.files import check_file, replacing
+
+
+def write_arrays(path: str | Path, arrays: Mapping[str, Tensor]) -> None:
+    """Write arrays under their names, compressed; `path` holds them whole or is left as it was."""
+    import numpy as np
+
+    tables = {name: array.detach().cpu().numpy() for name, array in arrays.items()}
+    with replacing(path) as file:
+        np.savez_compressed(file, allow_pickle=False, **tables)
+
+
+def read_arrays(path: str | Path) -> dict[str, Tensor]:
+    """What `write_arrays` wrote."""
+    import numpy as np
+
+    with np.load(check_file(path), allow_pickle=False) as file:
+        return {name: torch.from_numpy(file[name]) for name in file.files}

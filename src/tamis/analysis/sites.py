@@ -1,0 +1,37 @@
+"""Where attention is in a model, and what its places are called."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from tamis.nn import Attention
+
+
+def site_name(path: str) -> str:
+    """The name of a site from the path of its module: wrappers and "_attention" are left out."""
+    return path.removeprefix("module.").removesuffix("_attention") or "attention"
+
+
+def kind_of(site: str) -> str:
+    """Of a site: cross, encoder, or decoder, which is also what a decoder-only model has."""
+    if site.endswith("cross"):
+        return "cross"
+    return "encoder" if site.startswith("encoder") else "decoder"
+
+
+def attention_sites(model: nn.Module) -> dict[str, Attention]:
+    """Every :class:`tamis.nn.Attention` of a model by its site, in the order of the modules."""
+    return {site_name(path): module for path, module in model.named_modules() if isinstance(module, Attention)}
+
+
+def device_of(model: nn.Module) -> torch.device:
+    """Where a model is."""
+    return next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
+
+
+def refuse_compiled(model: nn.Module) -> None:
+    """Raise if a part of a model is compiled: hooks would be passed over in silence."""
+    for module in model.modules():
+        if hasattr(module, "_orig_mod") or getattr(module, "_compiled_call_impl", None) is not None:
+            raise ValueError("hooks do not reach into a compiled model: run the model before torch.compile")
