@@ -16,6 +16,8 @@ from tamis.cli import app
 from tamis.config import read_recipe
 from tamis.decoding import Translator
 from tamis.runs import analyze_run, compare_runs, evaluate_run, prepare_run, train_run, whole_text
+from tamis.training import TrainingError
+from tamis.training.guards import alone_in
 from tamis.training.journal import Display, read_journal
 
 RECIPE = """
@@ -204,6 +206,36 @@ def test_another_recipe_in_the_same_folder(place, runs):
         ValueError, match=r"other settings \(model\.ffn_dim: 64 then, 32 now; training\.lr: 0\.005 then"
     ):
         train_run(recipe, runs["softmax"], "cpu", Display(quiet=True))
+
+
+def test_a_setting_that_is_no_longer_given_is_another_setting(place, tmp_path):
+    small = ["training.steps=10", "training.checkpoint_every=5"]
+    train_run(
+        read_recipe(place / "tiny.toml", [*small, "model.dropout=0.0"], "softmax"), tmp_path, "cpu", Display(quiet=True)
+    )
+    with pytest.raises(ValueError, match=r"model\.dropout: 0\.0 then, 0\.1 now"):
+        train_run(read_recipe(place / "tiny.toml", small, "softmax"), tmp_path, "cpu", Display(quiet=True))
+
+
+def test_a_recipe_that_failed_does_not_claim_the_folder(place, tmp_path):
+    wrong = ["training.steps=5", "model.mechanism={name='entmax',alfa=1.5}"]
+    with pytest.raises((ValueError, TypeError), match="alfa"):
+        train_run(read_recipe(place / "tiny.toml", wrong), tmp_path, "cpu", Display(quiet=True))
+    train_run(read_recipe(place / "tiny.toml", ["training.steps=5"], "softmax"), tmp_path, "cpu", Display(quiet=True))
+
+
+def test_one_run_at_a_time(place, tmp_path):
+    with alone_in(tmp_path), pytest.raises(TrainingError, match="another process is training"):
+        train_run(read_recipe(place / "tiny.toml", arm="softmax"), tmp_path, "cpu", Display(quiet=True))
+    assert not (tmp_path / "config.toml").exists()
+
+
+def test_hypotheses_of_another_test_set_are_not_compared(runs, tmp_path):
+    shutil.copytree(runs["softmax"], tmp_path / "copy")
+    recipe = (tmp_path / "copy" / "config.toml").read_text()
+    (tmp_path / "copy" / "config.toml").write_text(recipe.replace("grammar:test:30", "grammar:test:30:7"))
+    with pytest.raises(ValueError, match="was evaluated with another model or test set"):
+        compare_runs({"a": [tmp_path / "copy"]})
 
 
 def test_more_steps_are_no_other_recipe(place, tmp_path):

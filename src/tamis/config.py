@@ -14,6 +14,7 @@ An unknown key is an error that offers the nearest known one.
 from __future__ import annotations
 
 import dataclasses
+import datetime
 import json
 import tomllib
 from collections.abc import Sequence
@@ -24,7 +25,7 @@ from typing import Any
 from tamis.data.prepare import DataConfig, Prepared, VocabularyConfig
 from tamis.decoding.settings import DecodingConfig
 from tamis.mechanisms.checks import choose
-from tamis.models.pretrained import Config
+from tamis.models.pretrained import Config, strings
 from tamis.models.seq2seq import Seq2SeqConfig
 from tamis.training.settings import TrainingConfig
 
@@ -45,10 +46,15 @@ class Recipe(Config):
     training: TrainingConfig = field(default_factory=TrainingConfig)
     decoding: DecodingConfig = field(default_factory=DecodingConfig)
 
+    def __post_init__(self) -> None:
+        strings(self, "name", "description")
+        if not self.name or self.name.startswith(".") or "/" in self.name:
+            raise ValueError(f"name must be one that a folder can have, without / or a leading dot, got {self.name!r}")
+
     def model_config(self, prepared: Prepared) -> Seq2SeqConfig:
         """With the sizes that the vocabularies have."""
         source, target = prepared.source_vocabulary, prepared.target_vocabulary
-        return _model_config(
+        return model_settings(
             self.model,
             vocab_size=len(target),
             source_vocab_size=None if source is target else len(source),
@@ -73,30 +79,23 @@ def read_recipe(path: str | Path, overrides: Sequence[str] = (), arm: str | None
         overrides: such as ``training.lr=3e-4``; the value is TOML, or a string if it is not.
         arm: the name of one of the file's arms; its settings come before the overrides.
     """
-    path = Path(path)
-    try:
-        tables = tomllib.loads(path.read_text())
-    except FileNotFoundError:
-        raise FileNotFoundError(f"there is no recipe {path}") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ValueError(f"{path} is not TOML: {error}") from error
-    arms = tables.pop("arms", {})
+    tables, arms = _read(Path(path))
     if arm is not None:
         if not arms:
             raise ValueError(f"{path} has no arms, so none named {arm!r}")
-        for section, settings in arms[choose("arm", arm, arms)].items():
-            tables.setdefault(section, {}).update(settings)
+        _take_arm(tables, arms[choose("arm", arm, arms)], f"{path}: arms.{arm}")
     for override in overrides:
         _apply(tables, override)
     try:
+        _refuse_dates(tables)
         return _build(tables)
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, RecursionError) as error:
         raise ValueError(f"{path}: {error}") from error
 
 
 def arms_of(path: str | Path) -> list[str]:
     """The names of a recipe's arms."""
-    return list(tomllib.loads(Path(path).read_text()).get("arms", {}))
+    return list(_read(Path(path))[1])
 
 
 def read_settings(overrides: Sequence[str]) -> dict[str, Any]:
@@ -105,6 +104,45 @@ def read_settings(overrides: Sequence[str]) -> dict[str, Any]:
     for override in overrides:
         _apply(settings, override)
     return settings
+
+
+def _read(path: Path) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
+    """The tables of a recipe, and its arms."""
+    try:
+        tables = tomllib.loads(path.read_text(encoding="utf-8-sig"))
+    except FileNotFoundError:
+        raise FileNotFoundError(f"there is no recipe {path}") from None
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{path} is not TOML: {error}") from error
+    arms = tables.pop("arms", {})
+    if not isinstance(arms, dict):
+        raise ValueError(f"{path}: arms must be a section with a table for each arm, got {arms!r}")
+    for name, arm in arms.items():
+        if not isinstance(arm, dict):
+            raise ValueError(f"{path}: arms.{name} must be a table of what the arm has different, got {arm!r}")
+    return tables, arms
+
+
+def _take_arm(tables: dict[str, Any], arm: dict[str, Any], name: str) -> None:
+    """Sections are changed setting by setting; a plain value takes the place of another."""
+    for key, value in arm.items():
+        before = tables.get(key)
+        if before is not None and isinstance(before, dict) != isinstance(value, dict):
+            kinds = "a section, got the value" if isinstance(before, dict) else "a value, got the section"
+            raise ValueError(f"{name}.{key} must be {kinds} {value!r}")
+        tables[key] = {**(before or {}), **value} if isinstance(value, dict) else value
+
+
+def _refuse_dates(value: Any, name: str = "") -> None:
+    """TOML has dates, and no setting is one."""
+    if isinstance(value, datetime.date | datetime.time):
+        raise ValueError(f"{name} is a date or a time, which no setting is, got {value}: put a string in quotes")
+    if isinstance(value, dict):
+        for key, item in value.items():
+            _refuse_dates(item, f"{name}.{key}" if name else key)
+    if isinstance(value, list):
+        for item in value:
+            _refuse_dates(item, name)
 
 
 def _build(tables: dict[str, Any]) -> Recipe:
@@ -127,11 +165,12 @@ def _build(tables: dict[str, Any]) -> Recipe:
                 values[section] = kind.from_dict(values[section])
             except TypeError as error:  # a setting without a default is missing
                 raise ValueError(f"[{section}] {error}") from error
-    _model_config(values.get("model", {}), vocab_size=1)
+    model_settings(values.get("model", {}), vocab_size=1)
     return Recipe.from_dict(values)
 
 
-def _model_config(settings: dict[str, Any], **sizes: Any) -> Seq2SeqConfig:
+def model_settings(settings: dict[str, Any], **sizes: Any) -> Seq2SeqConfig:
+    """The config of a [model] section and the sizes that the data decide."""
     for name in OF_THE_DATA:
         if name in settings:
             raise ValueError(f"[model] {name} follows from the vocabulary and cannot be set")
@@ -150,6 +189,8 @@ def _apply(tables: dict[str, Any], override: str) -> None:
         value = tomllib.loads(f"value = {text}")["value"]
     except tomllib.TOMLDecodeError:
         value = text.strip()
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{override!r:.100} cannot be read: {error}") from error
     for section in sections:
         tables = tables.setdefault(section, {})
         if not isinstance(tables, dict):
@@ -167,4 +208,4 @@ def _toml(value: Any) -> str:
         return "[" + ", ".join(_toml(item) for item in value) + "]"
     if isinstance(value, float):
         return repr(value)
-    return json.dumps(value, ensure_ascii=False)
+    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")  # JSON may hold it, TOML may not

@@ -10,12 +10,14 @@ runs/NAME/      config.toml, metrics.jsonl, checkpoints/          train_run
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import json
 import math
 import shutil
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -30,7 +32,7 @@ from tamis.analysis.learned import alpha_trajectories
 from tamis.analysis.metrics import AttentionMetrics
 from tamis.analysis.nulls import null_signal
 from tamis.analysis.tokens import Sentences
-from tamis.config import Recipe, read_recipe
+from tamis.config import Recipe, model_settings, read_recipe
 from tamis.data.batching import Batch, Updates, collate
 from tamis.data.corpus import Limits, ParallelCorpus, build_corpus
 from tamis.data.files import replacing
@@ -42,10 +44,11 @@ from tamis.evaluation.alignment import AlignmentReport, attention_alignment
 from tamis.evaluation.gold import GoldPair, read_gold
 from tamis.evaluation.likelihood import translation_likelihood
 from tamis.evaluation.translation import Comparison, compare, score_translations
-from tamis.models.pretrained import PretrainedModel
+from tamis.models.pretrained import WEIGHTS, PretrainedModel
 from tamis.models.seq2seq import Seq2Seq
 from tamis.nn.modes import evaluating
 from tamis.training.distributed import Process, process
+from tamis.training.guards import alone_in
 from tamis.training.journal import Display, Record, read_journal
 from tamis.training.trainer import Trainer
 from tamis.training.translation import TranslationTask
@@ -72,36 +75,45 @@ def prepare_run(recipe: Recipe, say: Say = print) -> Prepared:
 
 def train_run(recipe: Recipe, folder: Path, device: str | None = None, display: Display | None = None) -> Path:
     """Train, from where an earlier call was interrupted if one was; returns the folder of the model."""
-    with process(device) as own:
+    with ExitStack() as stack:
+        own = stack.enter_context(process(device))
         display = display or Display(quiet=not own.leads)
         if own.leads:
             folder.mkdir(parents=True, exist_ok=True)
-            _keep_recipe(recipe, folder / RECIPE)
+            stack.enter_context(alone_in(folder))
+            _check_recipe(recipe, folder)
             prepared = prepare_run(recipe, display.say)
         own.wait()
         if not own.leads:
             prepared = prepare_run(recipe, lambda text: None)
-        torch.manual_seed(recipe.training.seed)
-        model = Seq2Seq(recipe.model_config(prepared))
-        task = TranslationTask(prepared, recipe.training)
-        display.say(f"{folder}: {model.num_parameters():,} parameters, {len(task.train):,} pairs, on {own.device}")
-        scoring = _Validation(recipe, prepared, task, own)
-        trainer = Trainer(
-            model,
-            task,
-            recipe.training,
-            folder,
-            own,
-            display=display,
-            score=scoring.bleu if recipe.training.monitor == "bleu" else None,
-            observe=scoring.density,
-        )
+        trainer = _trainer(recipe, prepared, folder, own, display)
+        if own.leads:
+            with replacing(folder / RECIPE) as file:
+                file.write(recipe.to_toml().encode())
         trainer.run()
         if own.leads:
             export(trainer, recipe, prepared, folder / MODEL)
             display.say(f"model: {folder / MODEL}")
         own.wait()
     return folder / MODEL
+
+
+def _trainer(recipe: Recipe, prepared: Prepared, folder: Path, own: Process, display: Display) -> Trainer:
+    torch.manual_seed(recipe.training.seed)
+    model = Seq2Seq(recipe.model_config(prepared))
+    task = TranslationTask(prepared, recipe.training)
+    display.say(f"{folder}: {model.num_parameters():,} parameters, {len(task.train):,} pairs, on {own.device}")
+    validation = _Validation(recipe, prepared, task, own)
+    return Trainer(
+        model,
+        task,
+        recipe.training,
+        folder,
+        own,
+        display=display,
+        score=validation.bleu if recipe.training.monitor == "bleu" else None,
+        observe=validation.density,
+    )
 
 
 def export(trainer: Trainer, recipe: Recipe, prepared: Prepared, folder: Path) -> None:
@@ -111,6 +123,8 @@ def export(trainer: Trainer, recipe: Recipe, prepared: Prepared, folder: Path) -
     draft = folder.with_name(f".{folder.name}.draft")
     shutil.rmtree(draft, ignore_errors=True)
     translator(recipe, prepared, model).save(draft)
+    if folder.is_symlink() or folder.is_file():
+        folder.unlink()
     shutil.rmtree(folder, ignore_errors=True)
     draft.rename(folder)
 
@@ -128,12 +142,13 @@ class _Validation:
 
     def __init__(self, recipe: Recipe, prepared: Prepared, task: TranslationTask, own: Process) -> None:
         self.recipe, self.prepared, self.task, self.own = recipe, prepared, task, own
+        # Now, because a text that cannot be scored should not be found out after the first thousand steps.
+        self.pairs = whole_text(recipe.data.valid, recipe) if recipe.training.monitor == "bleu" else []
 
     def bleu(self, model: PretrainedModel) -> float:
         assert isinstance(model, Seq2Seq)
-        pairs = whole_text(self.recipe.data.valid, self.recipe)
-        found = translator(self.recipe, self.prepared, model)([pair.source for pair in pairs])
-        return score_translations(found, [pair.target for pair in pairs], samples=1).bleu.score
+        found = translator(self.recipe, self.prepared, model)([pair.source for pair in self.pairs])
+        return score_translations(found, [pair.target for pair in self.pairs], samples=1).bleu.score
 
     def density(self, model: PretrainedModel) -> Record:
         alone = Process(0, 1, self.own.device)
@@ -164,11 +179,14 @@ def whole_text(text: str | list[str], recipe: Recipe) -> list[Pair]:
     return pairs
 
 
-def evaluate_run(folder: Path, device: str | None = None, say: Say = print, **decoding: Any) -> dict[str, Any]:
+def evaluate_run(
+    folder: Path, device: str | None = None, say: Say = print, decoding: dict[str, Any] | None = None
+) -> dict[str, Any]:
     """Translate and score the test set of a run, and align its gold pairs; writes evaluation.json.
 
-    `decoding` are settings of DecodingConfig to change, such as ``beam=1``.
+    `decoding` are settings of DecodingConfig to change, such as ``{"beam": 1}``.
     """
+    decoding = decoding or {}
     recipe = read_recipe(folder / RECIPE)
     if recipe.data.test is None:
         raise ValueError(f"{folder / RECIPE} names no [data] test to evaluate on")
@@ -182,6 +200,7 @@ def evaluate_run(folder: Path, device: str | None = None, say: Say = print, **de
     say(f"chrF {scores.chrf.score:.2f} [{scores.chrf.low:.2f}, {scores.chrf.high:.2f}]  {scores.chrf.signature}")
     result: dict[str, Any] = {
         "name": recipe.name,
+        "scored": _scored(folder, pairs),
         "decoding": loaded.decoding.to_dict() | decoding,
         "translation": scores.to_dict(),
         "sentences_per_second": len(pairs) / seconds,
@@ -305,33 +324,46 @@ def compare_runs(systems: dict[str, list[Path]], baseline: str | None = None) ->
     if len(tests) != 1:
         raise ValueError(f"the runs have different test sets: {', '.join(sorted(tests))}")
     recipe = next(iter(recipes.values()))
-    assert recipe.data.test is not None
-    references = [pair.target for pair in whole_text(recipe.data.test, recipe)]
-    found = {name: [_hypotheses(folder) for folder in runs] for name, runs in systems.items()}
-    return compare(found, references, baseline=baseline)
+    if recipe.data.test is None:
+        raise ValueError(f"{next(iter(recipes))} names no [data] test to compare on")
+    pairs = whole_text(recipe.data.test, recipe)
+    found = {name: [_hypotheses(folder, pairs) for folder in runs] for name, runs in systems.items()}
+    return compare(found, [pair.target for pair in pairs], baseline=baseline)
 
 
-def _hypotheses(folder: Path) -> list[str]:
-    path = folder / HYPOTHESES
-    if not path.is_file():
+def _hypotheses(folder: Path, pairs: Sequence[Pair]) -> list[str]:
+    """What `evaluate_run` wrote, if it did so with the present model and test set."""
+    if not (folder / HYPOTHESES).is_file() or not (folder / EVALUATION).is_file():
         raise FileNotFoundError(f"{folder} has not been evaluated: run `tamis evaluate {folder}` first")
-    return path.read_text().split("\n")[:-1]
+    if json.loads((folder / EVALUATION).read_text()).get("scored") != _scored(folder, pairs):
+        raise ValueError(f"{folder} was evaluated with another model or test set: run `tamis evaluate {folder}` again")
+    return (folder / HYPOTHESES).read_bytes().decode().split("\n")[:-1]
 
 
-def _keep_recipe(recipe: Recipe, path: Path) -> None:
-    """Write config.toml, unless the folder belongs to a run with other settings."""
-    if path.exists():
-        before, now = read_recipe(path).to_dict(), recipe.to_dict()
-        differences = [
-            f"{section}.{key}: {before[section].get(key)!r} then, {value!r} now"
-            for section, values in now.items()
-            if isinstance(values, dict)
-            for key, value in values.items()
-            if before[section].get(key) != value and key not in MAY_CHANGE.get(section, set())
-        ]
-        if differences:
-            raise ValueError(
-                f"{path.parent} holds a run with other settings ({'; '.join(differences)}): use another folder"
-            )
-    with replacing(path) as file:
-        file.write(recipe.to_toml().encode())
+def _scored(folder: Path, pairs: Sequence[Pair]) -> dict[str, str]:
+    """What an evaluation depends on, by checksum."""
+    with (folder / MODEL / WEIGHTS).open("rb") as file:
+        model = hashlib.file_digest(file, "sha256").hexdigest()
+    text = "".join(f"{pair.source}\n{pair.target}\n" for pair in pairs)
+    return {"model": model, "test": hashlib.sha256(text.encode()).hexdigest()}
+
+
+def _check_recipe(recipe: Recipe, folder: Path) -> None:
+    """Raise if the folder belongs to a run with other settings, one that has a checkpoint to go on from."""
+    if not (folder / RECIPE).exists() or not any((folder / "checkpoints").glob("step-*")):
+        return
+    before, now = _settings(read_recipe(folder / RECIPE)), _settings(recipe)
+    differences = [
+        f"{name}: {before.get(name)!r} then, {now.get(name)!r} now"
+        for name in sorted(before.keys() | now.keys())
+        if before.get(name) != now.get(name)
+        and name.partition(".")[2] not in MAY_CHANGE.get(name.partition(".")[0], ())
+    ]
+    if differences:
+        raise ValueError(f"{folder} holds a run with other settings ({'; '.join(differences)}): use another folder")
+
+
+def _settings(recipe: Recipe) -> dict[str, Any]:
+    """All settings as section.key, defaults included."""
+    sections = {**recipe.to_dict(), "model": model_settings(recipe.model, vocab_size=1).to_dict()}
+    return {f"{section}.{key}": x for section, t in sections.items() if isinstance(t, dict) for key, x in t.items()}

@@ -69,7 +69,7 @@ def test_fuzzed_states_never_raise_anything_else(tmp_path):
         assert found == known  # a change that JSON does not see, such as white space
 
 
-@pytest.mark.parametrize("state", ["[]", "null", "3", '{"sha256": 1}', '{"files": {}, "sha256": "x"}'])
+@pytest.mark.parametrize("state", ["[" * 100_000, "[]", "null", "3", '{"sha256": 1}', '{"files": {}, "sha256": "x"}'])
 def test_states_of_another_shape(tmp_path, state):
     checkpoints = saved(tmp_path, 10)
     (checkpoints.path(10) / "state.json").write_text(state)
@@ -81,7 +81,7 @@ def test_a_draft_is_not_a_checkpoint(tmp_path):
     (tmp_path / ".unfinished-step-00000020").mkdir()
     (tmp_path / "step-notanumber").mkdir()
     assert checkpoints.steps() == [10]
-    checkpoints.prune(5)
+    checkpoints.remove([])
     assert not (tmp_path / ".unfinished-step-00000020").exists()
 
 
@@ -93,9 +93,11 @@ def test_saving_again_replaces(tmp_path):
     assert checkpoints.load(10, "model")["b"].item() == 11
 
 
-def test_prune_keeps_the_newest_and_the_named(tmp_path):
+def test_remove(tmp_path):
     checkpoints = saved(tmp_path, 10, 20, 30, 40, 50)
-    checkpoints.prune(2, also=[20])
+    checkpoints.remove([10, 30])
+    assert checkpoints.steps() == [20, 40, 50]
+    (tmp_path / "step-7").mkdir()
     assert checkpoints.steps() == [20, 40, 50]
 
 

@@ -13,7 +13,7 @@ import torch
 
 from tamis.models import Seq2Seq
 from tamis.training import TrainingError, guards
-from tamis.training.journal import read_journal
+from tamis.training.journal import Journal, read_journal
 from tamis.training.recorder import PATIENCE_WITH_NAN
 from tamis.training.state import stream_seed
 from training import tiny
@@ -113,7 +113,7 @@ def test_a_step_without_a_finite_gradient_is_skipped_and_counted(data, tmp_path)
     state = poisoned(tiny.trainer(data, tmp_path, steps=20), {3, 4, 11}).run()
     assert state.skipped == 3
     records = read_journal(tmp_path / "metrics.jsonl")
-    assert all(torch.tensor(record.get("loss", 0.0)).isfinite() for record in records)
+    assert [record["step"] for record in records if record.get("loss", 0.0) is None] == [3, 4, 11]
     assert [record["skipped"] for record in records if "loss" in record][-1] == 3
     assert records[-1]["valid_loss"] < records[0]["loss"]
 
@@ -186,9 +186,73 @@ def test_the_moving_average_is_what_is_validated(data, tmp_path):
     assert (total[0] / total[2]).item() == pytest.approx(recorded, rel=1e-6)
 
 
-def test_one_run_at_a_time(data, tmp_path):
-    with guards.alone_in(tmp_path), pytest.raises(TrainingError, match="another process is training"):
-        tiny.trainer(data, tmp_path).run()
+def test_an_interruption_leaves_no_trace(data, tmp_path):
+    """Neither in the exported average nor in what is kept."""
+    settings = {"steps": 20, "checkpoint_every": 5, "average": 2, "keep": 2}
+    straight = tiny.trainer(data, tmp_path / "straight", **settings)
+    straight.run()
+    stopped = tiny.trainer(data, tmp_path / "stopped", **settings)
+    loss, calls = stopped.task.loss, itertools.count(1)
+
+    def asked(model, part):
+        stopped.interruption.asked = next(calls) == 17
+        return loss(model, part)
+
+    stopped.task.loss = asked
+    with pytest.raises(TrainingError, match="stopped after step 17"):
+        stopped.run()
+    assert stopped.checkpoints.steps() == [10, 15, 17]
+    again = tiny.trainer(data, tmp_path / "stopped", **settings)
+    again.run()
+    assert again.checkpoints.steps() == straight.checkpoints.steps() == [15, 20]
+    expected = straight.final_weights()
+    assert all(torch.equal(tensor, expected[name]) for name, tensor in again.final_weights().items())
+
+
+def test_what_is_newer_than_the_good_checkpoint_goes(data, tmp_path):
+    tiny.trainer(data, tmp_path, steps=20, checkpoint_every=5).run()
+    for step in (15, 20):
+        (tmp_path / "checkpoints" / f"step-{step:08d}" / "state.json").write_text("torn")
+    trainer = tiny.trainer(data, tmp_path, steps=10, checkpoint_every=5)
+    trainer.run()
+    assert trainer.checkpoints.steps() == [5, 10]
+
+
+def test_a_torn_checkpoint_is_not_exported(data, tmp_path):
+    trainer = tiny.trainer(data, tmp_path, steps=20, checkpoint_every=5, average=2)
+    trainer.run()
+    path = trainer.checkpoints.path(15) / "model.safetensors"
+    path.write_bytes(path.read_bytes()[:-8] + bytes(8))
+    tables = [trainer.checkpoints.load(step, "model") for step in (10, 20)]
+    for name, tensor in trainer.final_weights().items():
+        torch.testing.assert_close(tensor, (tables[0][name] + tables[1][name]) / 2, rtol=1e-6, atol=1e-7)
+
+
+def test_nothing_to_export(data, tmp_path):
+    trainer = tiny.trainer(data, tmp_path, steps=2, checkpoint_every=2)
+    trainer.task.measure = lambda model, part: [torch.tensor(x, dtype=torch.float64) for x in (math.nan, 0.0, 1.0)]
+    trainer.run()
+    with pytest.raises(TrainingError, match=r"no validation in .* had a finite loss"):
+        trainer.final_weights()
+
+
+def test_other_data_and_fewer_steps_are_refused(data, tmp_path):
+    tiny.trainer(data, tmp_path, steps=10).run()
+    with pytest.raises(TrainingError, match=r"has 10 steps already, and training\.steps is 5"):
+        tiny.trainer(data, tmp_path, steps=5).run()
+    other = tiny.trainer(data, tmp_path, steps=20)
+    other.task.fingerprint = lambda: "other"
+    with pytest.raises(TrainingError, match="other text or another vocabulary"):
+        other.run()
+
+
+def test_a_line_without_an_end_is_forgotten(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    path.write_bytes(b'{"step": 1}\n\xff\xfe\n{"step": 2}\n{"step": 3, "lo')
+    journal = Journal(path, 5)
+    journal.write({"step": 3, "loss": 1.0, "grad_norm": math.nan})
+    journal.close()
+    assert read_journal(path) == [{"step": 1}, {"step": 2}, {"step": 3, "loss": 1.0, "grad_norm": None}]
 
 
 @pytest.mark.slow

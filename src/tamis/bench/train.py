@@ -79,6 +79,9 @@ class MadeUpText:
     def describe(self, part: Batch) -> str:
         return f"{tuple(part.source.shape)} and {tuple(part.target.shape)} tokens"
 
+    def fingerprint(self) -> str:
+        return "made up"
+
     def _batch(self, indices: np.ndarray) -> Batch:
         source, labels = self._side(self.source[indices], indices[0]), self._side(self.target[indices], indices[0])
         return Batch(source, labels.roll(1, 1), labels, indices.tolist(), int(self.target[indices].sum()))

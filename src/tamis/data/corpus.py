@@ -266,6 +266,12 @@ class ParallelCorpus:
         except (ValueError, KeyError, TypeError, RecursionError) as error:
             raise ValueError(f"{path} cannot be opened: {error}") from error
 
+    @property
+    def fingerprint(self) -> str:
+        """Of all that is in it: the text, and how it was cut into subwords."""
+        parts = (self._files[name]["sha256"] for name in sorted(self._files))
+        return hashlib.sha256("".join((self.source_fingerprint, self.target_fingerprint, *parts)).encode()).hexdigest()
+
     def verify(self) -> None:
         """Read every file whole and compare it with the hash that was taken when it was written."""
         for name, described in self._files.items():

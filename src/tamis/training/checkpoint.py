@@ -14,7 +14,7 @@ from __future__ import annotations
 import hashlib
 import json
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -55,7 +55,11 @@ class Checkpoints:
         shutil.rmtree(draft, ignore_errors=True)
         draft.mkdir(parents=True)
         for name, tensors in tables.items():
-            save_file({key: tensor.contiguous() for key, tensor in tensors.items()}, str(draft / f"{name}.safetensors"))
+            path = draft / f"{name}.safetensors"
+            try:
+                save_file({key: tensor.contiguous() for key, tensor in tensors.items()}, str(path))
+            except SafetensorError as error:
+                raise OSError(f"{path} cannot be written: {error}") from error
         for name, text in texts.items():
             (draft / name).write_text(text)
         files = {path.name: _fingerprint(path) for path in sorted(draft.iterdir())}
@@ -76,8 +80,9 @@ class Checkpoints:
 
     def steps(self) -> list[int]:
         """Of all that are there, whole or not, ascending."""
-        names = (path.name.removeprefix(PREFIX) for path in self.folder.glob(f"{PREFIX}*"))
-        return sorted(int(name) for name in names if name.isdecimal())
+        names = [path.name for path in self.folder.glob(f"{PREFIX}*")]
+        numbers = [int(name.removeprefix(PREFIX)) for name in names if name.removeprefix(PREFIX).isdecimal()]
+        return sorted(number for number in numbers if self.path(number).name in names)
 
     def latest(self) -> Iterator[tuple[int, CheckpointError | dict[str, Any]]]:
         """From the newest on: its step, and its state or why it cannot be used."""
@@ -93,7 +98,7 @@ class Checkpoints:
         try:
             content = json.loads((folder / STATE).read_text())
             digest, files = content.pop("sha256"), content["files"]
-        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise CheckpointError(f"{folder / STATE} cannot be read: {error}") from error
         if digest != _digest(content):
             raise CheckpointError(f"{folder / STATE} is not what was written: its checksum differs")
@@ -110,14 +115,13 @@ class Checkpoints:
     def load(self, step: int, table: str) -> dict[str, Tensor]:
         return read_tensors(self.path(step) / f"{table}.safetensors")
 
-    def prune(self, keep: int, also: Sequence[int] = ()) -> None:
-        """Remove all but the newest `keep` and those named; and drafts that a killed process left."""
-        for step in self.steps()[:-keep]:
-            if step not in also:
-                # Not half of it: a folder that is going away must not look like a checkpoint.
-                doomed = self.folder / f"{UNFINISHED}{self.path(step).name}"
-                shutil.rmtree(doomed, ignore_errors=True)
-                self.path(step).rename(doomed)
+    def remove(self, steps: Iterable[int]) -> None:
+        """Remove these, and drafts that a killed process left."""
+        for step in steps:
+            # Not half of it: a folder that is going away must not look like a checkpoint.
+            doomed = self.folder / f"{UNFINISHED}{self.path(step).name}"
+            shutil.rmtree(doomed, ignore_errors=True)
+            self.path(step).rename(doomed)
         for path in self.folder.glob(f"{UNFINISHED}*"):
             shutil.rmtree(path, ignore_errors=True)
 

@@ -36,7 +36,8 @@ class Interruption:
 
     @contextmanager
     def watched(self) -> Iterator[None]:
-        kinds = (signal.SIGINT, signal.SIGTERM)
+        # A signal that is ignored, as under nohup, stays so.
+        kinds = [kind for kind in (signal.SIGINT, signal.SIGTERM) if signal.getsignal(kind) is not signal.SIG_IGN]
         try:
             before = [signal.signal(kind, self._ask) for kind in kinds]
         except ValueError:  # not the main thread: somebody else handles signals

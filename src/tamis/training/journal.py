@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -23,15 +24,16 @@ class Journal:
 
     def __init__(self, path: Path, step: int) -> None:
         self.path = path
-        lines = path.read_text().split("\n") if path.exists() else []
-        kept = [line for line in lines if _step_of(line) <= step]
-        if kept != lines[:-1]:
+        before = path.read_bytes() if path.exists() else b""
+        kept = b"".join(line + b"\n" for line in before.split(b"\n") if _step_of(line) <= step)
+        if kept != before:
             with replacing(path) as file:
-                file.write("".join(f"{line}\n" for line in kept).encode())
-        self._file = path.open("a")
+                file.write(kept)
+        self._file = path.open("a", encoding="utf-8")
 
     def write(self, record: Record) -> None:
-        self._file.write(json.dumps(record) + "\n")
+        finite = {key: None if isinstance(x, float) and not math.isfinite(x) else x for key, x in record.items()}
+        self._file.write(json.dumps(finite, allow_nan=False) + "\n")
         self._file.flush()
 
     def close(self) -> None:
@@ -40,15 +42,15 @@ class Journal:
 
 def read_journal(path: Path) -> list[Record]:
     """The records of a metrics.jsonl; a line that a killed process left unfinished does not count."""
-    return [json.loads(line) for line in path.read_text().split("\n") if _step_of(line) < float("inf")]
+    return [json.loads(line) for line in path.read_bytes().split(b"\n") if _step_of(line) < math.inf]
 
 
-def _step_of(line: str) -> float:
+def _step_of(line: bytes) -> float:
     """The step of a line; infinity if it is none."""
     try:
         return float(json.loads(line)["step"])
-    except (ValueError, TypeError, KeyError):
-        return float("inf")
+    except (ValueError, TypeError, KeyError, RecursionError):
+        return math.inf
 
 
 class Display:
@@ -78,7 +80,7 @@ class Display:
             self.say(f"step {record['step']:>6}/{self.steps}  {summary(record)}")
 
     def say(self, text: str) -> None:
-        self.console.print(text, markup=False, soft_wrap=True)
+        self.console.print(text, markup=False, emoji=False, soft_wrap=True)
 
     def close(self) -> None:
         if self._progress is not None:

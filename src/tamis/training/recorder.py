@@ -118,7 +118,7 @@ class Recorder:
         record: Record = {
             "step": numbers.step,
             "epoch": numbers.epoch,
-            "loss": state.window_loss / max(state.window_tokens, 1),
+            "loss": state.window_loss / state.window_tokens if state.window_tokens else None,
             "lr": numbers.lr,
             "grad_norm": norm,
             "tokens": state.tokens,

@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from tamis.mechanisms.checks import choose
-from tamis.models.pretrained import Config, at_least, numbers, optional_at_least, shares
+from tamis.models.pretrained import LARGEST_SEED, Config, at_least, booleans, numbers, optional_at_least, shares
 
+SMALLEST_EPS = 1e-30  # what is much smaller is 0 in fp32, and a gradient of 0 then a step of NaN
 SCHEDULES = ("inverse-sqrt", "noam", "cosine", "constant")
 
 
@@ -66,22 +67,34 @@ class TrainingConfig(Config):
     tensorboard: bool = False
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "betas", tuple(self.betas))
+        object.__setattr__(self, "betas", _betas(self.betas))
         at_least(self, 1, "steps", "batch_tokens", "checkpoint_every", "keep", "average", "log_every")
-        at_least(self, 0, "seed", "warmup")
+        at_least(self, 0, "warmup")
+        at_least(self, 0, "seed", largest=LARGEST_SEED)
         optional_at_least(self, 1, "device_tokens", "patience")
         shares(self, "label_smoothing", "ema")
+        booleans(self, "compile", "deterministic", "tensorboard")
         numbers(self, "lr", "eps", above=0.0)
-        numbers(self, "weight_decay", "mechanism_lr", "clip")
+        numbers(self, "weight_decay", "mechanism_lr", "clip", "loss_alpha")
         choose("optimizer", self.optimizer, ("adam", "adamw"))
         choose("schedule", self.schedule, SCHEDULES)
         choose("loss", self.loss, ("cross-entropy", "entmax"))
         choose("precision", self.precision, ("fp32", "bf16"))
         choose("parallel", self.parallel, ("ddp", "fsdp"))
         choose("monitor", self.monitor, ("loss", "bleu"))
-        if self.loss == "entmax" and not 1.0 <= self.loss_alpha <= 2.0:
+        if not 1.0 <= self.loss_alpha <= 2.0:
             raise ValueError(f"loss_alpha must lie in [1, 2], got {self.loss_alpha}")
-        if len(self.betas) != 2 or not all(0.0 <= beta < 1.0 for beta in self.betas):
-            raise ValueError(f"betas must be two numbers in [0, 1), got {self.betas}")
+        if self.eps < SMALLEST_EPS:
+            raise ValueError(f"eps must be at least {SMALLEST_EPS:g}, got {self.eps}")
         if self.average > self.keep:
             raise ValueError(f"average = {self.average} needs as many checkpoints, but keep = {self.keep}")
+
+
+def _betas(betas: object) -> tuple[float, float]:
+    """As a tuple, which TOML has not."""
+    if isinstance(betas, list | tuple) and len(betas) == 2:
+        first, second = betas
+        known = all(isinstance(beta, int | float) and not isinstance(beta, bool) for beta in betas)
+        if known and 0.0 <= first < 1.0 and 0.0 <= second < 1.0:
+            return first, second
+    raise ValueError(f"betas must be two numbers in [0, 1), got {betas!r}")

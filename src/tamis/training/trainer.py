@@ -53,6 +53,9 @@ class Task(Protocol):
     def describe(self, part: Any) -> str:
         """For the message when memory runs out."""
 
+    def fingerprint(self) -> str:
+        """Of the training data: a run does not go on with others."""
+
 
 class Trainer:
     """Trains `model` on `task` in `folder`, from the last good checkpoint there if there is one.
@@ -91,8 +94,6 @@ class Trainer:
         """Train to the end, or until patience runs out; returns where it ended."""
         self.checkpoints.folder.mkdir(parents=True, exist_ok=True)
         with ExitStack() as stack:
-            if self.process.leads:
-                stack.enter_context(guards.alone_in(self.folder))
             stack.enter_context(guards.deterministic(self.config.deterministic))
             self._resume()
             self.recorder = stack.enter_context(
@@ -106,10 +107,29 @@ class Trainer:
 
     def final_weights(self) -> dict[str, Tensor]:
         """To export: the mean of the last checkpoints, or the best one; of the moving average where one is kept."""
+        if self.state.best_value is None:
+            raise TrainingError(f"no validation in {self.folder} had a finite loss: there is no model to export")
+        good = [step for step in self._regular() if self._is_good(step)]
+        if not good:
+            raise TrainingError(f"no checkpoint in {self.checkpoints.folder} can be used: there is no model to export")
+        steps = good[-self.config.average :]
+        if self.config.average == 1 and self.state.best_step in good:
+            steps = [self.state.best_step]
         table = "ema" if self.ema is not None else "model"
-        last = self.checkpoints.steps()[-self.config.average :]
-        steps = last if self.config.average > 1 else [self.state.best_step]
         return average([self.checkpoints.path(step) / f"{table}.safetensors" for step in steps])
+
+    def _regular(self) -> list[int]:
+        """Steps of the checkpoints that every undisturbed run has; one that a ctrl-C left is not among them."""
+        every, last = self.config.checkpoint_every, self.state.step
+        return [step for step in self.checkpoints.steps() if step % every == 0 or step == self.config.steps == last]
+
+    def _is_good(self, step: int) -> bool:
+        try:
+            self.checkpoints.verify(step)
+        except CheckpointError as error:
+            self.display.say(f"{error}; it is not exported")
+            return False
+        return True
 
     def _loop(self) -> None:
         with Prefetcher(self._stream(self.state.position)) as prefetcher:
@@ -153,14 +173,14 @@ class Trainer:
                 # The exchange between processes takes means; wanted is the sum over all of them, per label.
                 (loss * (self.process.world / tokens)).backward()
             total += loss.detach()
-        norm = self._clip()
+        norm, total = self._clip(), self.process.total(total)
         wrong = (~(norm + total).isfinite()).float()
         lr = learning_rate(self.config, number, getattr(self.model.config, "embed_dim", 1))
         step(self.optimizer, lr, wrong)
         if self.ema is not None:
             self.ema.update(number)
         self.state.step, self.state.position = number, position
-        values = torch.stack([self.process.total(total), norm, wrong])
+        values = torch.stack([total, norm, wrong])
         alphas = self._alphas() if number % self.config.log_every == 0 else {}
         self.recorder.add(StepNumbers(number, position.epoch, tokens, lr, values, alphas))
 
@@ -192,7 +212,8 @@ class Trainer:
                     sums += torch.stack(self.task.measure(self.called, part.to(self.process.device)))
             loss, correct, tokens = self.process.total(sums).tolist()
             record["valid_loss"] = loss / max(tokens, 1.0)
-            record["valid_perplexity"] = math.exp(min(record["valid_loss"], 100.0))
+            if self.config.loss == "cross-entropy":
+                record["valid_perplexity"] = math.exp(min(record["valid_loss"], 100.0))
             record["valid_accuracy"] = correct / max(tokens, 1.0)
             model = self._whole_model()
             if self.observe is not None and self.process.leads:
@@ -242,20 +263,42 @@ class Trainer:
                 self.state.step,
                 tables,
                 {CONFIG: self.model.described()},
-                {"training": self.state.to_dict(), "settings": self.config.to_dict()},
+                {"training": self.state.to_dict(), "settings": self.config.to_dict(), "data": self.task.fingerprint()},
             )
-            self.checkpoints.prune(self.config.keep, also=[self.state.best_step])
+            self._prune()
         self.process.wait()
 
+    def _prune(self) -> None:
+        """Keep the newest, two at least in case one is torn, the best, and where the run is."""
+        kept = {*self._regular()[-max(2, self.config.keep) :], self.state.best_step, self.state.step}
+        self.checkpoints.remove(step for step in self.checkpoints.steps() if step not in kept)
+
     def _resume(self) -> None:
-        for number, found in self.checkpoints.latest():
-            if isinstance(found, CheckpointError):
-                self.display.say(f"{found}; trying the checkpoint before it")
-                continue
-            for name, tensors in self._tables().items():
-                distributed.restore(tensors, self.checkpoints.load(number, name))
-            saved = self.checkpoints.load(number, "optimizer")
-            distributed.restore_optimizer(self.model, self.optimizer, saved)
-            self.state = State.from_dict(found["training"])
-            self.display.say(f"going on from step {number} in {self.folder}")
+        """Take up the newest good checkpoint, if there is one; what is newer goes, as the run will come there again."""
+        number, found = self.process.agree(self._find() if self.process.leads else None)
+        if number is None:
             return
+        if found["data"] != self.task.fingerprint():
+            raise TrainingError(f"{self.folder} was trained on other text or another vocabulary: use another folder")
+        if number > self.config.steps:
+            raise TrainingError(f"{self.folder} has {number} steps already, and training.steps is {self.config.steps}")
+        for name, tensors in self._tables().items():
+            distributed.restore(tensors, self.checkpoints.load(number, name))
+        distributed.restore_optimizer(self.model, self.optimizer, self.checkpoints.load(number, "optimizer"))
+        self.state = State.from_dict(found["training"])
+        self.process.wait()
+        if self.process.leads:
+            self.checkpoints.remove(step for step in self.checkpoints.steps() if step > number)
+        self.display.say(f"going on from step {number} in {self.folder}")
+
+    def _find(self) -> tuple[int | None, dict[str, Any]]:
+        """The step and the plain values of the newest checkpoint that is as it was written."""
+        torn = False
+        for number, found in self.checkpoints.latest():
+            if not isinstance(found, CheckpointError):
+                return number, found
+            self.display.say(f"{found}; trying the checkpoint before it")
+            torn = True
+        if torn:
+            self.display.say(f"no checkpoint in {self.checkpoints.folder} can be used: starting anew")
+        return None, {}

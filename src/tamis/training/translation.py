@@ -47,6 +47,9 @@ class TranslationTask:
         (rows, source), target = part.source.shape, part.target.shape[1]
         return f"{rows} sentences of up to {source} source and {target} target subwords"
 
+    def fingerprint(self) -> str:
+        return self.train.fingerprint
+
     def _parts(self, corpus: ParallelCorpus, updates: Updates, indices: np.ndarray, process: Process) -> list[Batch]:
         parts = split_batch(indices, updates.sizes, self.config.device_tokens, process.rank, process.world)
         vocabularies = self.prepared.source_vocabulary, self.prepared.target_vocabulary
