@@ -6,8 +6,9 @@ import pytest
 import torch
 from torch import Tensor
 
+import tamis
 from decoding.models import BOS, sources, tiny
-from tamis.decoding.state import DecodingState
+from tamis.decoding.state import DecodingState, best_tokens
 from tamis.models.blocks import POSITIONS
 from tamis.nn.modes import evaluating
 
@@ -80,3 +81,24 @@ def test_visible_may_be_what_is_causal():
 def test_a_cache_is_not_overwritten_where_gradients_are():
     with pytest.raises(RuntimeError, match="gradients"):
         tiny().new_cache().overwrite(torch.zeros(1, 1, dtype=torch.long))
+
+
+@pytest.mark.parametrize("size", [3, 100, 1283, 8000])
+@pytest.mark.parametrize("alpha", [1.0, 1.5])
+def test_best_tokens_are_those_of_the_whole_distribution(size, alpha):
+    generator = torch.Generator().manual_seed(size)
+    logits = 3.0 * torch.randn(4, 2, size, generator=generator)
+    forbidden = torch.tensor([0, int(logits[0, 0].argmax())])
+    probabilities = (logits.double().softmax(-1) if alpha == 1.0 else tamis.entmax15(logits.double())).log()
+    oracle = probabilities.index_fill(-1, forbidden, -torch.inf).sort(dim=-1, descending=True)
+    top, tokens = best_tokens(logits.clone(), alpha, 5, forbidden)
+    torch.testing.assert_close(top.double(), oracle.values[..., :5], atol=1e-5, rtol=1e-5)
+    assert torch.equal(tokens[top > -torch.inf], oracle.indices[..., :5][top > -torch.inf])
+
+
+def test_best_tokens_of_a_spoilt_row_are_not_numbers():
+    logits = torch.zeros(1, 2, 8000)
+    logits[0, 1, 4321] = torch.nan
+    top, _ = best_tokens(logits, 1.0, 5, torch.tensor([0]))
+    assert top[0, 0].isfinite().all()
+    assert top[0, 1].isnan().all()

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -55,9 +56,10 @@ def dense(
         return (weights @ value.to(weights.dtype)).to(query.dtype)
 
 
-def _full_precision(like: Tensor) -> torch.autocast:
+def _full_precision(like: Tensor) -> AbstractContextManager[Any]:
     """Autocast has been applied to the inputs; what follows is in the compute dtype."""
-    return torch.autocast(like.device.type, enabled=False)
+    device = like.device.type
+    return torch.autocast(device, enabled=False) if torch.is_autocast_enabled(device) else nullcontext()
 
 
 @dataclass(frozen=True)
@@ -105,9 +107,30 @@ def attend(
     observer: Observer | None = None,
 ) -> Tensor:
     """Output (B, H, Lq, Dv) in the dtype of the query."""
-    tensors = (query, key, value, visibility.attn_mask, visibility.alibi_slopes, *rule.parameters())
     with _full_precision(query):
+        if not torch.is_grad_enabled():
+            return _outputs(Walk(query, key, rule, visibility, scale), value, dropout, observer)
+        tensors = (query, key, value, visibility.attn_mask, visibility.alibi_slopes, *rule.parameters())
         return _Attend.apply(rule, visibility, scale, dropout, observer, *tensors)
+
+
+def _outputs(
+    walk: Walk, value: Tensor, dropout: Dropout, observer: Observer | None, kept: list[Tensor] | None = None
+) -> Tensor:
+    """(B, H, Lq, Dv), block by block; the weights of the blocks are added to `kept`, if given."""
+    query = walk.query
+    shape = (*query.shape[:3], value.shape[3])
+    out = query.new_empty(shape) if walk.size > 0 else query.new_zeros(shape)
+    for block in walk:
+        weights = block.weights(block.buffer("weights") if kept is None else None)
+        if observer is not None:
+            observer(block, weights)
+        if kept is not None:
+            kept.append(weights)
+        if dropout.p > 0.0:
+            weights = weights * dropout.factors(weights.shape, weights.dtype, weights.device, block.number)
+        block.multiply(block.by_group(weights), block.of_keys(value), out[block.index])
+    return out
 
 
 @torch.no_grad()
@@ -133,20 +156,10 @@ class _Attend(torch.autograd.Function):
         assert key is not None
         assert value is not None
         walk = Walk(query, key, rule, visibility, scale)
-        shape = (*query.shape[:3], value.shape[3])
-        out = query.new_empty(shape) if walk.size > 0 else query.new_zeros(shape)
         train = any(ctx.needs_input_grad)
+        kept: list[Tensor] = []
         keep_weights = train and rule.keeps_weights and walk.size <= _KEEP
-        kept = []
-        for block in walk:
-            weights = block.weights(None if keep_weights else block.buffer("weights"))
-            if observer is not None:
-                observer(block, weights)
-            if keep_weights:
-                kept.append(weights)
-            if dropout.p > 0.0:
-                weights = weights * dropout.factors(weights.shape, weights.dtype, weights.device, block.number)
-            block.multiply(block.by_group(weights), block.of_keys(value), out[block.index])
+        out = _outputs(walk, value, dropout, observer, kept if keep_weights else None)
         if train:
             ctx.save_for_backward(*tensors, *kept)
             ctx.static = (rule, visibility, scale, dropout)

@@ -15,6 +15,9 @@ from tamis.transforms.solver import Power, Workspace, solve_rows
 
 ACTIVATIONS = ("relu", "squared_relu", "leaky_relu", "gelu", "identity", "sigmoid")
 
+_SHORT = 4096
+"""Up to so many scores torch.softmax sums a row to rounding, and all that the solver adds is care for infinities."""
+
 
 class Rule(Protocol):
     """Weights of a block of score rows (rows, n), where masked scores are `hidden`, and their derivative."""
@@ -72,7 +75,12 @@ class EntmaxRule:
         return entmax_weights(scores, self.e)
 
     def weights(self, scores: Tensor, values: list[Power | None], out: Tensor, workspace: Workspace) -> None:
-        solve_rows(scores, self._power(values), out, workspace)
+        power = self._power(values)
+        if not isinstance(power, Tensor) and power == 0.0 and scores.shape[-1] <= _SHORT:
+            torch.softmax(scores, -1, out=out)
+            if not math.isnan(out.sum().item()):  # else there are rows that the solver knows to treat
+                return
+        solve_rows(scores, power, out, workspace)
 
     def backward(
         self, scores: Tensor, weights: Tensor, grad: Tensor, values: list[Power | None], wanted: list[bool], out: Tensor

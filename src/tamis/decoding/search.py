@@ -26,10 +26,10 @@ from torch import Tensor
 from tamis.decoding.settings import DecodingConfig
 from tamis.decoding.state import (
     DecodingState,
+    best_tokens,
     check_ids,
     check_source,
     length_limits,
-    log_probabilities,
 )
 from tamis.models.seq2seq import Seq2Seq
 from tamis.nn.modes import evaluating
@@ -170,19 +170,14 @@ class _BeamSearch:
     def _candidates(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """The best continuations of each sentence, the best first: (B, beam) scores, -inf where there are fewer than
         places left, the beams they continue and their last tokens; and whether scores were NaN, (B,)."""
-        top, tokens = self._best_tokens(self.state.step(self.written[:, :, -1]))  # (B, W, n)
+        forbidden = self.with_eos if self.length + 1 < self.config.min_length else self.banned
+        logits = self.state.step(self.written[:, :, -1])
+        top, tokens = best_tokens(logits, self.config.alpha, self.config.beam, forbidden)  # (B, W, n)
         sums = (self.scores.unsqueeze(2) + top).flatten(1)
         scores, index = torch.where(sums.isnan(), -math.inf, sums).topk(min(self.config.beam, sums.shape[1]))
         places = (self.config.beam - self.ended).unsqueeze(1)
         scores = torch.where(torch.arange(scores.shape[1], device=scores.device) < places, scores, -math.inf)
         return scores, index // tokens.shape[2], tokens.flatten(1).gather(1, index), sums.isnan().any(1)
-
-    def _best_tokens(self, logits: Tensor) -> tuple[Tensor, Tensor]:
-        """Log-probabilities (B, W, n) of the `beam` most probable tokens of each beam, and the tokens."""
-        forbidden = self.with_eos if self.length + 1 < self.config.min_length else self.banned
-        logs = log_probabilities(logits, self.config.alpha).index_fill_(2, forbidden, -math.inf)
-        top, tokens = logs.topk(min(self.config.beam, logs.shape[-1]))
-        return top, tokens
 
     def _record(self, ends: Tensor, scores: Tensor, parents: Tensor) -> None:
         """Write down the candidates that end."""

@@ -9,6 +9,8 @@ hypothesis has in its past any longer.  The source is read by all hypotheses of 
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -27,9 +29,11 @@ class DecodingState:
 
     def __init__(self, model: Seq2Seq, source: Tensor) -> None:
         self.model = model
-        self.source_mask = source != model.config.pad_id
-        self.memory = model.encode(source, self.source_mask)
-        self.source_lengths = self.source_mask.sum(-1)
+        real = source != model.config.pad_id
+        self.memory = model.encode(source, real)
+        self.source_lengths = real.sum(-1)
+        self.source_mask = None if bool(real.all()) else real
+        """(B, Ls), False for padding; None where there is none, and nothing to hide at every step."""
         self.cache = model.new_cache()
         self.length = 0
         """Tokens that each hypothesis has read."""
@@ -63,7 +67,8 @@ class DecodingState:
         """Go on with these sentences (indices) only."""
         self.memory = self.memory.index_select(0, sentences)
         self.source_lengths = self.source_lengths.index_select(0, sentences)
-        self.source_mask = self.source_mask.index_select(0, sentences)
+        if self.source_mask is not None:
+            self.source_mask = self.source_mask.index_select(0, sentences)
         self.cache.reorder(sentences)
         if self.seen is not None:
             self.seen = self.seen.index_select(0, sentences)
@@ -81,12 +86,43 @@ class DecodingState:
         return self.seen.scatter(2, slots.unsqueeze(1).expand(-1, width, -1), own)
 
 
-def log_probabilities(logits: Tensor, alpha: float) -> Tensor:
-    """Of the output layer: softmax, or entmax, where tokens off the support have -inf."""
+def best_tokens(logits: Tensor, alpha: float, count: int, forbidden: Tensor) -> tuple[Tensor, Tensor]:
+    """The `count` most probable tokens but the forbidden ones: log-probabilities (B, W, count), and the tokens.
+
+    The output layer is softmax, or entmax, where tokens off the support have -inf.  Probabilities are those of the
+    whole distribution; logarithms are taken of what is returned only.  `logits` is overwritten.
+    """
     logits = logits.float()
+    count = min(count, logits.shape[-1])
     if alpha == 1.0:
-        return logits.log_softmax(-1)
-    return functional.entmax(logits, alpha).log_()
+        highest = logits.amax(-1, keepdim=True)
+        total = (logits - highest).exp_().sum(-1, keepdim=True)
+        top, tokens = _topk(logits.index_fill_(-1, forbidden, -math.inf), count)
+        return top.sub_(highest).sub_(total.log_()), tokens
+    top, tokens = _topk(functional.entmax(logits, alpha).index_fill_(-1, forbidden, 0.0), count)
+    return top.log_(), tokens
+
+
+_FOLDS = 16
+
+
+def _topk(rows: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """`rows.topk(count)` of long rows (..., n), which takes the CPU several times as long as a look at every number.
+
+    Let a row be folded into lines that stand under each other: its best numbers are in the columns that have the best
+    maxima, so only those, and what is left over behind the last line, have to be compared.
+    """
+    width = rows.shape[-1] // _FOLDS
+    if rows.device.type != "cpu" or width <= _FOLDS * count:
+        plain = rows.topk(count)
+        return plain.values, plain.indices
+    lines = rows[..., : _FOLDS * width].unflatten(-1, (_FOLDS, width))
+    columns = lines.amax(-2).topk(count).indices
+    folded = columns.unsqueeze(-1) + torch.arange(0, _FOLDS * width, width)
+    rest = torch.arange(_FOLDS * width, rows.shape[-1])
+    candidates = torch.cat([folded.flatten(-2), rest.expand(*columns.shape[:-1], -1)], -1)
+    top, index = rows.gather(-1, candidates).topk(count)
+    return top, candidates.gather(-1, index)
 
 
 def check_source(model: Seq2Seq, source: Tensor) -> None:

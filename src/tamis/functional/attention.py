@@ -191,15 +191,7 @@ def softmax_attention(
     )
     positions_given = query_positions is not None or key_positions is not None
     if backend == "auto" and generator is None and _sdpa_agrees(call, positions_given):
-        return F.scaled_dot_product_attention(
-            call.query,
-            call.key,
-            call.value,
-            dropout_p=check_dropout(dropout_p),
-            is_causal=call.visibility.is_causal,
-            scale=call.scale,
-            enable_gqa=enable_gqa,
-        )
+        return _sdpa(call, check_dropout(dropout_p), enable_gqa)
     return _run(call, EntmaxRule(0.0), dropout_p, generator, backend)
 
 
@@ -388,7 +380,9 @@ def _rule(call: Call, alpha: float | Tensor, activation: str | None, bias: float
 
 
 def _entmax_rule(alpha: float | Tensor, call: Call) -> EntmaxRule:
-    rows = torch.empty(call.shape, device="meta", dtype=compute_dtype(call.query.dtype))
+    rows = call.query
+    if isinstance(alpha, Tensor):  # what it says of rows is about scores
+        rows = torch.empty(call.shape, device="meta", dtype=compute_dtype(call.query.dtype))
     e = row_parameter("alpha", alpha, 0.0, rows, 3, subtract=1.0)
     if isinstance(e, Tensor):
         if values_known(e) and e.numel() and not 0.0 <= e.min().item() <= e.max().item() <= 1.0:
@@ -415,14 +409,38 @@ def _activation_rule(activation: str, bias: float, divide_by_count: bool, call: 
 
 
 def _sdpa_agrees(call: Call, positions_given: bool) -> bool:
-    """SDPA aligns causal masks at the first key, takes no structure beyond a mask, and has its own masked rows."""
+    """SDPA aligns causal masks at the first key, and takes no structure beyond those or a mask.
+
+    It is also many times slower than plain products where keys lie in memory as caches have them on the CPU.
+    """
     visibility = call.visibility
-    parts = (
-        visibility.attn_mask,
-        visibility.window,
-        visibility.alibi_slopes,
-        visibility.key_lengths,
-        visibility.cu_seqlens,
+    parts = (visibility.window, visibility.alibi_slopes, visibility.key_lengths, visibility.cu_seqlens)
+    if any(part is not None for part in parts) or call.key.stride(3) != 1:
+        return False
+    mask = visibility.attn_mask
+    if visibility.is_causal:
+        return mask is None and not positions_given and call.shape[2] == call.shape[3]
+    return mask is None or mask.dtype == torch.bool
+
+
+def _sdpa(call: Call, dropout_p: float, enable_gqa: bool) -> Tensor:
+    """Dense attention by torch, where a query that sees nothing gives zeros and has no gradient."""
+    key, mask, seeing = call.key, call.visibility.attn_mask, None
+    if mask is not None:
+        seeing = mask.any(-1, keepdim=True)
+        seen = mask.any(-2).unsqueeze(-1)  # (B or 1, H or 1, Lk, 1)
+        if seen.shape[1] == 1:  # whatever a key holds that nobody sees, NaN even, torch would multiply it by 0
+            key = torch.where(seen, key, 0.0)
+        # A query that sees nothing is shown everything: what comes of it is dropped, and nothing is divided by 0.
+        mask = mask | ~seeing
+    out = F.scaled_dot_product_attention(
+        call.query,
+        key,
+        call.value,
+        mask,
+        dropout_p=dropout_p,
+        is_causal=call.visibility.is_causal,
+        scale=call.scale,
+        enable_gqa=enable_gqa,
     )
-    square = call.shape[2] == call.shape[3]
-    return not positions_given and all(part is None for part in parts) and (square or not visibility.is_causal)
+    return out if seeing is None else torch.where(seeing, out, 0.0)

@@ -93,8 +93,9 @@ class Seq2Seq(PretrainedModel):
         embedding = self.embedding if self.source_embedding is None else self.source_embedding
         positions = positions_of(mask, 0, source.shape[1], source)
         x = self._embed(embedding, source, self.encoder_position, positions)
+        compared = positions if self.config.position in INSIDE else None
         for layer in self.encoder:
-            x = layer(x, key_mask=mask, positions=positions)
+            x = layer(x, key_mask=mask, positions=compared)
         return self.encoder_norm(x)
 
     def decode(

@@ -30,9 +30,10 @@ class AttentionCache:
         """Add new positions, or write them over those at `slots`; returns all there are."""
         self.check(key, value)
         if self.slots is not None and self._key is not None and self._value is not None:
-            index, self.slots = self.slots[:, None, :, None].expand(key.shape), None
-            key, value = self._key.scatter_(2, index, key), self._value.scatter_(2, index, value)
-            return key[:, :, : self.length], value[:, :, : self.length]
+            place, self.slots = (torch.arange(key.shape[0], device=key.device)[:, None], self.slots), None
+            self._key.transpose(1, 2)[place] = key.transpose(1, 2)  # faster than to scatter with an index for all heads
+            self._value.transpose(1, 2)[place] = value.transpose(1, 2)
+            return self._key[:, :, : self.length], self._value[:, :, : self.length]
         if torch.is_grad_enabled():
             self._key, self._value = self._joined(self._key, key), self._joined(self._value, value)
         else:
@@ -93,7 +94,7 @@ class AttentionCache:
         end = self.length + new.shape[2]
         if held is None or end > held.shape[2]:
             batch, heads, _, width = new.shape
-            room = max(16, 2 * end)
+            room = max(16, end if held is None else 2 * end)  # what is filled once needs no more
             grown = new.new_empty(batch, heads, width, room).mT if across else new.new_empty(batch, heads, room, width)
             if held is not None:
                 grown[:, :, : self.length] = held[:, :, : self.length]
