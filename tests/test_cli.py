@@ -5,9 +5,17 @@ import subprocess
 import sys
 
 import pytest
+import torch
+from typer.testing import CliRunner
 
 import tamis
 from tamis.bench import transforms as bench
+from tamis.cli import app
+from tamis.data.vocabulary import Vocabulary
+from tamis.decoding import DecodingConfig, Translator
+from tamis.models import Seq2Seq, Seq2SeqConfig
+
+SENTENCES = ["a red dog runs", "she reads", "it rains again and again"]
 
 
 def run(*arguments, cwd=None):
@@ -65,3 +73,106 @@ def test_bench_refuses_to_time_wrong_weights():
 
     with pytest.raises(RuntimeError, match="not timed"):
         bench._check(lambda z: z.softmax(-1) * 1.01, torch.randn(4, 8), 1.5)
+
+
+# ---------------------------------------------------------------------------------------------------------------
+# Translating
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    """A folder with a model that has learned nothing."""
+    folder = tmp_path_factory.mktemp("model")
+    vocabulary = Vocabulary.train(SENTENCES * 3, 40, kind="bpe")
+    torch.manual_seed(0)
+    sizes = {"embed_dim": 16, "num_heads": 2, "ffn_dim": 32, "encoder_layers": 1, "decoder_layers": 1}
+    config = Seq2SeqConfig(vocab_size=len(vocabulary), pad_id=vocabulary.pad_id, **sizes)
+    Translator(Seq2Seq(config), vocabulary, decoding=DecodingConfig(beam=7, max_length=5)).save(folder)
+    return folder
+
+
+def called(*arguments, text=b""):
+    return CliRunner().invoke(app, list(map(str, arguments)), input=text)
+
+
+def test_standard_input_is_read_as_files_are(model, tmp_path):
+    text = "\ufeffshe reads\r\na red\u2028dog\rruns\n\nit rains".encode()
+    (tmp_path / "text").write_bytes(text)
+    found = called("translate", model, "--device", "cpu", text=text)
+    assert found.exit_code == 0, found.output
+    assert found.stdout.count("\n") == 4
+    assert found.stdout == called("translate", model, tmp_path / "text", "--device", "cpu").stdout
+    wrong = called("translate", model, "--device", "cpu", text=b"she reads\na \xff dog\n")
+    assert wrong.exit_code == 1
+    assert "error: standard input, line 2: invalid UTF-8" in wrong.output
+
+
+def test_translations_are_written_as_utf8(model, tmp_path):
+    found = called("translate", model, "--device", "cpu", "--output", tmp_path / "out", text=b"she reads\n")
+    assert found.exit_code == 0, found.output
+    assert (tmp_path / "out").read_bytes().decode("utf-8").endswith("\n")
+
+
+@pytest.mark.parametrize("setting", ["progress=1", "self=2", "device=cpu", "say=3", "sentences=x", "decoding.beam=3"])
+@pytest.mark.parametrize("name", ["translate", "evaluate"])
+def test_only_settings_of_decoding_can_be_set(model, name, setting):
+    found = called(name, model, "--device", "cpu", "--set", setting)
+    assert found.exit_code == 1
+    assert f"error: DecodingConfig has no setting '{setting.partition('=')[0].partition('.')[0]}'" in found.output
+
+
+def test_settings_are_those_of_the_model_but_for_what_is_set(model):
+    found = called("translate", model, "--device", "cpu", "--set", "n_best=6", text=b"she reads\n")
+    assert found.exit_code == 0, found.output
+    assert found.stdout.count("\n") == 6  # of the model's 7 beams, not the default 5
+
+
+@pytest.mark.parametrize("name", ["translate", "train"])
+def test_a_device_that_is_not_here(model, name):
+    found = called(name, model, "--device", "foo")
+    assert found.exit_code == 1
+    assert "error: device must be one that is here: cpu" in found.output
+
+
+def test_who_has_read_enough_is_no_error(model):
+    """Both after many lines and when the only flush is that at the end."""
+    for arguments in (("translate", str(model), "--device", "cpu"), ("version",)):
+        command = [sys.executable, "-c", "from tamis.cli import main; main()", *arguments]
+        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+        process = subprocess.Popen(command, **pipes)
+        process.stdout.close()
+        process.stdin.write(b"she reads\n" * 10)
+        process.stdin.close()
+        assert (process.stderr.read(), process.wait(timeout=120)) == (b"", 0)
+        process.stderr.close()
+
+
+@pytest.mark.parametrize(
+    ("systems", "message"),
+    [
+        (("a=R1", "a=R2"), "each system has a name of its own, got 'a' twice"),
+        (("a=R,R",), "each run counts once in a system, got one twice in 'a=R,R'"),
+        (("a=R,./x/../R",), "each run counts once"),
+        (("=R",), "a system is NAME=RUN[,RUN...], got '=R'"),
+        (("a=",), "a system is NAME=RUN[,RUN...], got 'a='"),
+        (("a=R,",), "a system is NAME=RUN[,RUN...]"),
+        (("R",), "a system is NAME=RUN[,RUN...]"),
+    ],
+)
+def test_systems_that_cannot_be_compared(systems, message):
+    found = called("compare", *systems)
+    assert found.exit_code == 1
+    assert message in found.output
+
+
+def test_prepare_reports_once(tmp_path):
+    (tmp_path / "r.toml").write_text(
+        "name = 'r'\n[data]\ntrain = 'grammar:train:100'\nvalid = 'grammar:valid:9'\n[vocabulary]\nsize = 150\n"
+        "kind = 'bpe'\n"
+    )
+    for built in (True, False):
+        found = called("prepare", tmp_path / "r.toml", "--set", f"data.folder={json.dumps(str(tmp_path / 'data'))}")
+        assert found.exit_code == 0, found.output
+        assert ("learning a vocabulary" in found.stdout) == built
+        for report in ("train: 100 of 100 pairs kept", "valid: 9 of 9 pairs kept"):
+            assert found.stdout.count(report) == 1

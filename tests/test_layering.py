@@ -40,7 +40,7 @@ ALLOWED_THIRD_PARTY = {
     "analysis": {"torch", "numpy"},
     "evaluation": {"torch", "numpy", "sacrebleu"},
     "training": {"torch", "numpy", "safetensors", "rich"},
-    "bench": {"torch", "rich", "matplotlib", "entmax", "adasplash", "transformers"},
+    "bench": {"torch", "numpy", "rich", "matplotlib", "entmax", "adasplash", "transformers"},
     "demo": {"torch", "rich", "matplotlib"},
     "cli": {"typer"},
 }

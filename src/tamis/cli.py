@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -41,6 +42,9 @@ def command(group: typer.Typer, name: str | None = None) -> Callable[[Callable[.
 
             try:
                 function(*args, **kwargs)
+                sys.stdout.flush()
+            except BrokenPipeError:  # who read, such as `head`, has enough; Python flushes once more when it ends
+                os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             except (ValueError, OSError, ImportError, TrainingError) as error:
                 sys.exit(f"error: {error}")
 
@@ -75,9 +79,17 @@ def prepare(recipe: Path, arm: Arm = None, overrides: Overrides = []) -> None:  
     from tamis.config import read_recipe
     from tamis.runs import prepare_run
 
-    prepared = prepare_run(read_recipe(recipe, overrides, arm))
+    said: list[str] = []
+
+    def say(text: str) -> None:
+        said.append(text)
+        print(text)
+
+    prepared = prepare_run(read_recipe(recipe, overrides, arm), say)
     for split in ("train", "valid"):
-        print(f"{split}: {prepared.corpus(split).report.describe()}")
+        report = f"{split}: {prepared.corpus(split).report.describe()}"
+        if report not in said:  # it was built earlier
+            print(report)
     print(f"ready in {prepared.folder}")
 
 
@@ -113,13 +125,14 @@ def translate(
 ) -> None:
     """Translate plain text, a sentence a line."""
     from tamis.config import read_settings
-    from tamis.decoding import Translator
+    from tamis.decoding import DecodingConfig, Translator
     from tamis.decoding.lines import AT_A_TIME, translate_lines
 
+    settings = read_settings(overrides)
     translator = Translator.load(run, device)
+    DecodingConfig.from_dict({**translator.decoding.to_dict(), **settings})
     # Who types wants an answer to each line; a file is translated best many lines at a time.
     at_a_time = 1 if not files and sys.stdin.isatty() else AT_A_TIME
-    settings = read_settings(overrides)
     with _writer(output) as out:
         translate_lines(
             translator, _lines(files), out, settings, alignments=alignments, scores=scores, at_a_time=at_a_time
@@ -136,11 +149,14 @@ def evaluate(
 ) -> None:
     """Score runs on the test set of their recipe: BLEU, chrF, likelihood, attention, and AER where there is gold."""
     from tamis.config import read_settings
+    from tamis.decoding import DecodingConfig
     from tamis.runs import evaluate_run
 
+    settings = read_settings(overrides)
+    DecodingConfig.from_dict({**DecodingConfig().to_dict(), **settings})
     for run in runs:
         print(run)
-        evaluate_run(run, device, **read_settings(overrides))
+        evaluate_run(run, device, decoding=settings)
 
 
 @command(app)
@@ -169,12 +185,17 @@ def compare(
     """Paired bootstrap between evaluated runs, the seeds of a system pooled."""
     from tamis.runs import compare_runs
 
-    named = {}
+    named: dict[str, list[Path]] = {}
     for system in systems:
-        name, equals, folders = system.partition("=")
-        if not equals:
+        name, _, listed = system.partition("=")
+        folders = listed.split(",")
+        if not name or not all(folders):
             raise ValueError(f"a system is NAME=RUN[,RUN...], got {system!r}")
-        named[name] = [Path(folder) for folder in folders.split(",")]
+        if name in named:
+            raise ValueError(f"each system has a name of its own, got {name!r} twice: NAME=RUN,RUN pools runs")
+        if len({Path(folder).resolve() for folder in folders}) < len(folders):
+            raise ValueError(f"each run counts once in a system, got one twice in {system!r}")
+        named[name] = [Path(folder) for folder in folders]
     print(compare_runs(named, baseline).describe())
 
 
@@ -248,11 +269,11 @@ def bench_train(output: Path | None = None, steps: int = 60, batch_tokens: int =
 
 
 def _lines(files: list[Path]) -> Iterator[str]:
-    from tamis.data.text import read_lines
+    from tamis.data.text import decode_lines, read_lines
 
     if files:
         return (line for path in files for line in read_lines(path))
-    return (line.rstrip("\n") for line in sys.stdin)
+    return decode_lines(sys.stdin.buffer, "standard input")
 
 
 @contextmanager
@@ -260,5 +281,5 @@ def _writer(output: Path | None) -> Iterator[TextIO]:
     if output is None:
         yield sys.stdout
     else:
-        with output.open("w") as file:
+        with output.open("w", encoding="utf-8", newline="\n") as file:
             yield file

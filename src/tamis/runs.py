@@ -186,14 +186,14 @@ def evaluate_run(
 
     `decoding` are settings of DecodingConfig to change, such as ``{"beam": 1}``.
     """
-    decoding = decoding or {}
     recipe = read_recipe(folder / RECIPE)
     if recipe.data.test is None:
         raise ValueError(f"{folder / RECIPE} names no [data] test to evaluate on")
     loaded = Translator.load(folder, device)
+    settings = DecodingConfig.from_dict({**loaded.decoding.to_dict(), **(decoding or {})}).to_dict()
     pairs = whole_text(recipe.data.test, recipe)
     began = time.perf_counter()
-    found = loaded([pair.source for pair in pairs], **decoding)
+    found = loaded([pair.source for pair in pairs], **settings)
     seconds = time.perf_counter() - began
     scores = score_translations(found, [pair.target for pair in pairs])
     say(f"BLEU {scores.bleu.score:.2f} [{scores.bleu.low:.2f}, {scores.bleu.high:.2f}]  {scores.bleu.signature}")
@@ -201,7 +201,7 @@ def evaluate_run(
     result: dict[str, Any] = {
         "name": recipe.name,
         "scored": _scored(folder, pairs),
-        "decoding": loaded.decoding.to_dict() | decoding,
+        "decoding": settings,
         "translation": scores.to_dict(),
         "sentences_per_second": len(pairs) / seconds,
         "device": str(loaded.device),

@@ -1,5 +1,6 @@
 """SentencePiece vocabularies: reproducible, with all specials, and with spans in the text as it was given."""
 
+import logging
 import lzma
 import random
 import subprocess
@@ -116,6 +117,30 @@ def test_sizes_that_cannot_be():
         Vocabulary.train(TEXTS, 80, kind="word")
     with pytest.raises(ValueError, match=r"\[0\.98, 1\], got 0\.5"):
         Vocabulary.train(TEXTS, 80, character_coverage=0.5)
+
+
+@pytest.mark.parametrize("texts", [["  ", "\t"], ["\u200b", "\x01"]])
+@pytest.mark.parametrize("kind", ["unigram", "bpe"])
+def test_blank_text_is_no_text(texts, kind):
+    with pytest.raises(ValueError, match="no text: 2 lines, all of them blank"):
+        Vocabulary.train(texts, 10, kind=kind)
+
+
+@pytest.mark.parametrize("joint", ["", "\x1c"])  # which Python takes for a space, and SentencePiece for nothing
+def test_texts_with_an_endless_word_are_left_out(joint, caplog):
+    """With them SentencePiece would abort the process."""
+    endless = joint.join("ab" * 32768)
+    with caplog.at_level(logging.WARNING, "tamis"):
+        found = Vocabulary.train([*TEXTS, endless, f"the {endless} dog"], 80, kind="bpe")
+    assert found.fingerprint == Vocabulary.train(TEXTS, 80, kind="bpe").fingerprint
+    assert "2 texts have a word of over 65535 characters" in caplog.text
+
+
+def test_long_texts_of_short_words_are_used(caplog):
+    longest = "ab" * 32767 + "a"
+    found = Vocabulary.train([*TEXTS, "zyz " * 20000, longest], 80, kind="bpe")
+    assert found.fingerprint != Vocabulary.train(TEXTS, 80, kind="bpe").fingerprint
+    assert not caplog.text
 
 
 def test_what_the_texts_raise_is_raised():

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from tamis.data.vocabulary import Vocabulary
 from tamis.decoding import CrossAttention, DecodingConfig, Translator, beam_search
+from tamis.decoding.search import Hypothesis
 from tamis.models import Seq2Seq, Seq2SeqConfig
 
 SENTENCES = [
@@ -117,6 +118,18 @@ def test_learned_positions_bound_the_source(vocabulary: Vocabulary):
     assert translator.attention([long], [long])[0].weights.shape[2:] == (64, 64)
 
 
+def test_what_would_end_a_line_or_a_column_is_a_space():
+    spelling = Vocabulary.train(SENTENCES * 3, 320, kind="bpe", byte_fallback=True)
+    translator = Translator(model_for(spelling), spelling)
+    pieces = ["▁dog", "<0x0A>", "▁runs", "<0x09>", "<0x0D>", "a"]
+    known = spelling.pieces(range(len(spelling)))
+    tokens = [known.index(piece) for piece in pieces if piece in known]
+    assert {"\n", "\t", "\r"} <= set(spelling.decode(tokens))
+    found = translator._translation(Hypothesis(tokens, -1.0, -1.0, True))
+    assert found.text == spelling.decode(tokens).replace("\n", " ").replace("\t", " ").replace("\r", " ")
+    assert found.pieces == spelling.pieces(tokens)
+
+
 def test_progress_is_told(translator: Translator):
     seen: list[tuple[int, int]] = []
     small = Translator(translator.model, translator.source_vocabulary, batch_tokens=12)
@@ -189,6 +202,20 @@ def test_garbage_is_named(translator: Translator, name: str, content: bytes, tmp
     (tmp_path / name).write_bytes(content)
     with pytest.raises(ValueError, match=re.escape(name)):
         Translator.load(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["config.json", "decoding.json"])
+def test_deep_nesting_is_a_clear_error(translator: Translator, name: str, tmp_path: Path):
+    translator.save(tmp_path)
+    (tmp_path / name).write_text("[" * 100_000)
+    with pytest.raises(ValueError, match=re.escape(name)):
+        Translator.load(tmp_path)
+
+
+def test_a_device_that_is_not_here(translator: Translator, tmp_path: Path):
+    translator.save(tmp_path)
+    with pytest.raises(ValueError, match="device must be one that is here: cpu"):
+        Translator.load(tmp_path, "foo")
 
 
 def test_without_decoding_json_the_defaults_hold(translator: Translator, tmp_path: Path):

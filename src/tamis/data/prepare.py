@@ -2,20 +2,29 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from tamis.data.corpus import Limits, ParallelCorpus, Report, build_corpus
-from tamis.data.files import replacing
+from tamis.data.files import check_file, replacing
 from tamis.data.text import BadLine, Pair, read_pairs
 from tamis.data.vocabulary import Vocabulary, load_vocabularies, save_vocabularies
 from tamis.mechanisms.checks import choose
-from tamis.models.pretrained import Config, at_least, numbers, shares
+from tamis.models.pretrained import Config, at_least, booleans, numbers, optional_strings, shares, strings
 
 PREPARED = "prepared.json"
+LOCK = ".prepare.lock"
+"""Not the lock of a run: a run may keep its data in its own folder, and prepares them while it holds that."""
+CHUNK = 1 << 16  # pairs whose ids are looked at together
+ELSEWHERE = ("hf:", "grammar:")
+"""Texts that are no files."""
 
 Say = Callable[[str], None]
 
@@ -31,7 +40,8 @@ class DataConfig(Config):
     valid: str | list[str]
     test: str | list[str] | None = None
     gold: str | None = None
-    """Gold word alignments for `tamis evaluate`: a TSV of source words, target words and links, or "grammar"."""
+    """Gold word alignments for `tamis evaluate`: a TSV of source words, target words and links, or
+    "grammar:SPLIT:COUNT"."""
     source_language: str = "source"
     """A key of JSONL and of datasets; of the languages."""
     target_language: str = "target"
@@ -43,8 +53,19 @@ class DataConfig(Config):
     """Of the two lengths; pairs beyond are left out and reported."""
 
     def __post_init__(self) -> None:
+        for name in ("train", "valid", "test"):
+            _check_text(name, getattr(self, name), optional=name == "test")
+        strings(self, "source_language", "target_language")
+        optional_strings(self, "gold", "folder")
         at_least(self, 2, "max_length")
         numbers(self, "max_ratio", above=1.0)
+
+
+def _check_text(name: str, text: object, optional: bool) -> None:
+    if isinstance(text, str) or (optional and text is None):
+        return
+    if not isinstance(text, list) or len(text) != 2 or not all(isinstance(path, str) for path in text):
+        raise ValueError(f"{name} must be a string or a list of two, got {text!r}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,6 +89,8 @@ class VocabularyConfig(Config):
         at_least(self, 8, "size")
         choose("kind", self.kind, ("unigram", "bpe"))
         shares(self, "character_coverage")
+        booleans(self, "shared", "byte_fallback")
+        optional_strings(self, "model", "source_model", "target_model")
         if (self.source_model is None) != (self.target_model is None):
             raise ValueError("source_model and target_model come together")
 
@@ -82,30 +105,86 @@ class Prepared:
     """The same object as the source's where they share one."""
 
     def corpus(self, split: str) -> ParallelCorpus:
-        return ParallelCorpus.open(self.folder, split)
+        """A split, if it was encoded with these vocabularies."""
+        corpus = ParallelCorpus.open(self.folder, split)
+        corpus.check_vocabularies(self.source_vocabulary, self.target_vocabulary)
+        return corpus
 
 
 def prepare(data: DataConfig, vocabulary: VocabularyConfig, folder: Path, say: Say = print) -> Prepared:
-    """Build vocabularies and corpora, or use what an earlier call built from the same files and settings."""
+    """Build vocabularies and corpora, or use what an earlier call built from the same files and settings.
+
+    What was damaged since is built again.  Of many calls at the same time one builds, and the others wait for it.
+    """
     wanted = _description(data, vocabulary)
-    try:
-        ready = json.loads((folder / PREPARED).read_text()) == wanted
-    except (OSError, ValueError):
-        ready = False
-    if ready:
-        return Prepared(folder, *load_vocabularies(folder))
+    found = _find(folder, wanted, say)
+    if found is not None:
+        return found
+    _check_files(data, vocabulary)
     folder.mkdir(parents=True, exist_ok=True)
+    with _locked(folder / LOCK):
+        if _find(folder, wanted, say=lambda text: None) is None:  # nobody else has built it meanwhile
+            _prepare(data, vocabulary, folder, wanted, say)
+        return Prepared(folder, *load_vocabularies(folder))
+
+
+def _find(folder: Path, wanted: dict[str, Any], say: Say) -> Prepared | None:
+    """What an earlier call left, if it is what is wanted and whole."""
+    try:
+        if json.loads((folder / PREPARED).read_text(encoding="utf-8")) != wanted:
+            return None
+    except (OSError, ValueError, RecursionError):
+        return None
+    try:
+        prepared = Prepared(folder, *load_vocabularies(folder))
+        for split in ("train", "valid"):
+            _check_ids(prepared.corpus(split), prepared)
+    except (OSError, ValueError) as error:
+        say(f"{folder} is damaged and is built again: {error}")
+        return None
+    return prepared
+
+
+def _check_ids(corpus: ParallelCorpus, prepared: Prepared) -> None:
+    """Raise unless every id has a row in the embedding: an index beyond it ends a CUDA process."""
+    for start in range(0, len(corpus), CHUNK):
+        indices = np.arange(start, min(start + CHUNK, len(corpus)))
+        sides = (
+            (corpus.sources(indices), prepared.source_vocabulary),
+            (corpus.targets(indices), prepared.target_vocabulary),
+        )
+        for ids, vocabulary in sides:
+            if ids.max() >= len(vocabulary):
+                raise ValueError(f"{corpus.split} holds the id {ids.max()}, of a vocabulary of {len(vocabulary)}")
+
+
+def _check_files(data: DataConfig, vocabulary: VocabularyConfig) -> None:
+    """Raise before anything is thrown away, if there is nothing to build it from."""
+    for text in (data.train, data.valid):
+        if not isinstance(text, str) or not text.startswith(ELSEWHERE):
+            read_pairs(text)  # which looks at the names, and is not read from
+    for model in (vocabulary.model, vocabulary.source_model, vocabulary.target_model):
+        if model is not None:
+            check_file(model)
+
+
+@contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    """Alone among processes and threads; those that come later wait.  The lock ends with its process."""
+    with path.open("wb") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def _prepare(data: DataConfig, vocabulary: VocabularyConfig, folder: Path, wanted: dict[str, Any], say: Say) -> None:
     (folder / PREPARED).unlink(missing_ok=True)  # from here on it is not what it says
     vocabularies = _vocabularies(data, vocabulary, say)
     save_vocabularies(folder, *vocabularies)
     for split, text in (("train", data.train), ("valid", data.valid)):
         report = _build(text, data, folder, split, *vocabularies)
         say(f"{split}: {report.describe()}")
-        if report.kept == 0:
-            raise ValueError(f"no pair of {split} is left to use: {report.describe()}")
     with replacing(folder / PREPARED) as file:
         file.write((json.dumps(wanted, indent=1) + "\n").encode())
-    return Prepared(folder, *vocabularies)
 
 
 def _vocabularies(data: DataConfig, config: VocabularyConfig, say: Say) -> tuple[Vocabulary, Vocabulary]:

@@ -11,7 +11,7 @@ import itertools
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
 
 from tamis.data.files import PACKED, check_file, open_binary
 
@@ -81,30 +81,40 @@ def read_pairs(
 
 def read_lines(path: str | Path) -> Iterator[str]:
     """The lines of one file; a line that cannot be read is an error that says where it stands."""
-    for line in _lines(check_file(path)):
+    with open_binary(path) as file:
+        yield from decode_lines(file, str(path))
+
+
+def decode_lines(stream: BinaryIO, name: str) -> Iterator[str]:
+    """The lines of a stream of bytes, read as files are; `name` is what an error calls it."""
+    for line in _decoded(stream):
         if isinstance(line, BadLine):
-            raise ValueError(f"{path}, line {line.line}: {line.reason}")
+            raise ValueError(f"{name}, line {line.line}: {line.reason}")
         yield line
 
 
 def _lines(path: Path) -> Iterator[str | BadLine]:
     """The lines of a file without their ends."""
     with open_binary(path) as file:
-        for number in itertools.count(1):
-            raw = file.readline(LONGEST_LINE)
-            if not raw:
-                return
-            if len(raw) == LONGEST_LINE and not raw.endswith(b"\n"):
-                while (rest := file.readline(LONGEST_LINE)) and not rest.endswith(b"\n"):
-                    pass
-                yield BadLine(number, OVERLONG)
-                continue
-            if number == 1:
-                raw = raw.removeprefix(b"\xef\xbb\xbf")
-            try:
-                yield raw.removesuffix(b"\n").removesuffix(b"\r").decode("utf-8")
-            except UnicodeDecodeError:
-                yield BadLine(number, NOT_UTF8)
+        yield from _decoded(file)
+
+
+def _decoded(file: BinaryIO) -> Iterator[str | BadLine]:
+    for number in itertools.count(1):
+        raw = file.readline(LONGEST_LINE)
+        if not raw:
+            return
+        if len(raw) == LONGEST_LINE and not raw.endswith(b"\n"):
+            while (rest := file.readline(LONGEST_LINE)) and not rest.endswith(b"\n"):
+                pass
+            yield BadLine(number, OVERLONG)
+            continue
+        if number == 1:
+            raw = raw.removeprefix(b"\xef\xbb\xbf")
+        try:
+            yield raw.removesuffix(b"\n").removesuffix(b"\r").decode("utf-8")
+        except UnicodeDecodeError:
+            yield BadLine(number, NOT_UTF8)
 
 
 def _two_files(source: Path, target: Path) -> Iterator[Pair | BadLine]:

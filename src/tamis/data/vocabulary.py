@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import io
+import logging
 import random
 from collections.abc import Iterable, Iterator, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any, Self
 
@@ -16,9 +18,13 @@ import sentencepiece
 from tamis.data.files import open_binary, replacing
 from tamis.data.text import LONGEST_LINE
 
+_log = logging.getLogger("tamis")
+
 KINDS = ("unigram", "bpe")
 SPECIAL = {"pad": "<pad>", "bos": "<s>", "eos": "</s>", "unk": "<unk>"}
 SHARED, SOURCE, TARGET = "vocabulary.model", "source.model", "target.model"
+LONGEST_WORD = (1 << 16) - 1  # characters: SentencePiece counts them in 16 bits, and aborts the process beyond
+EXPANSION = 18  # characters that normalisation makes of one at most
 THREADS = 8  # the number changes how sums are rounded, hence the model: the same on every machine
 
 
@@ -72,6 +78,7 @@ class Vocabulary:
 
         Of more than `max_sentences` texts a uniform sample of that many is used.  A size that the texts cannot fill is
         an error that says what they can: a vocabulary silently smaller than its recipe says would not be comparable.
+        Texts with a word of more than 65,535 characters are left out, with a warning.
         """
         if kind not in KINDS:
             raise ValueError(f"kind must be one of {', '.join(KINDS)}, got {kind!r}")
@@ -79,9 +86,9 @@ class Vocabulary:
             raise ValueError(f"a vocabulary needs more than its {len(SPECIAL)} special pieces, got a size of {size}")
         if not 0.98 <= character_coverage <= 1.0:
             raise ValueError(f"character_coverage must lie in [0.98, 1], got {character_coverage}")
-        sentences = _sample(texts, max_sentences)
-        if not sentences:
-            raise ValueError("a vocabulary cannot be trained on no text")
+        sentences = _sample(_trainable(texts), max_sentences)
+        if not any(_words(text) for text in sentences):
+            raise ValueError(f"a vocabulary cannot be trained on no text: {len(sentences)} lines, all of them blank")
         sentencepiece.set_min_log_level(2)
         model = io.BytesIO()
         try:
@@ -186,13 +193,40 @@ def _sample(texts: Iterable[str], most: int) -> list[str]:
     draw = random.Random(0)
     kept: list[str] = []
     for number, text in enumerate(texts):
-        if not isinstance(text, str):
-            raise TypeError(f"a vocabulary is trained on strings, got {type(text).__name__}")
         if number < most:
             kept.append(text)
         elif (place := draw.randrange(number + 1)) < most:
             kept[place] = text
     return kept
+
+
+def _trainable(texts: Iterable[str]) -> Iterator[str]:
+    """Those that SentencePiece survives."""
+    left_out = 0
+    for text in texts:
+        if not isinstance(text, str):
+            raise TypeError(f"a vocabulary is trained on strings, got {type(text).__name__}")
+        short = len(text) * EXPANSION <= LONGEST_WORD  # so are nearly all, and need not be normalised here
+        if short or max(map(len, _words(text)), default=0) <= LONGEST_WORD:
+            yield text
+        else:
+            left_out += 1
+    if left_out:
+        _log.warning("%d texts have a word of over %d characters: left out of the vocabulary", left_out, LONGEST_WORD)
+
+
+def _words(text: str) -> list[str]:
+    """What SentencePiece finds between spaces, of which it knows more and others than Python."""
+    try:
+        normal: str = _normalizer().normalize(text)
+    except RuntimeError as error:
+        raise ValueError(f"not text that can be encoded, as half a surrogate pair is not: {text!r:.100}") from error
+    return [word for word in normal.split(" ") if word]
+
+
+@cache
+def _normalizer() -> Any:
+    return sentencepiece.SentencePieceNormalizer(rule_name="nmt_nfkc")
 
 
 def save_vocabularies(folder: Path, source: Vocabulary, target: Vocabulary) -> None:

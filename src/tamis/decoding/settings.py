@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 
 from tamis.mechanisms.checks import choose
-from tamis.models.pretrained import Config, at_least, numbers, optional_at_least, shares
+from tamis.models.pretrained import LARGEST_SEED, Config, at_least, numbers, optional_at_least, shares
 
 METHODS = ("beam", "greedy", "sample")
 
@@ -50,7 +50,8 @@ class DecodingConfig(Config):
     def __post_init__(self) -> None:
         choose("method", self.method, METHODS)
         at_least(self, 1, "beam", "n_best", "max_length", "min_length", "max_source_length")
-        at_least(self, 0, "max_extra", "seed")
+        at_least(self, 0, "max_extra")
+        at_least(self, 0, "seed", largest=LARGEST_SEED)
         optional_at_least(self, 1, "top_k")
         numbers(self, "max_ratio")
         numbers(self, "temperature", above=0.0)

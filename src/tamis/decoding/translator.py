@@ -15,12 +15,14 @@ from tamis.decoding.alignment import CrossAttention, forced_attention, padded
 from tamis.decoding.sampling import sample
 from tamis.decoding.search import Hypothesis, beam_search, greedy
 from tamis.decoding.settings import DecodingConfig
+from tamis.models.pretrained import choose_device
 from tamis.models.seq2seq import Seq2Seq
 
 _log = logging.getLogger("tamis")
 
 DECODING = "decoding.json"
 METHODS: dict[str, Callable[..., list[list[Hypothesis]]]] = {"beam": beam_search, "greedy": greedy, "sample": sample}
+SPACED = str.maketrans("\n\r\t", "   ")
 
 Progress = Callable[[int, int], None]
 """Called with how many sentences are done and how many there are."""
@@ -75,12 +77,12 @@ class Translator:
         hold decoding.json.  Nothing in it is executed.
         """
         folder = _model_folder(Path(path))
+        place = choose_device(device)
         source, target = load_vocabularies(folder)
         decoding = _load_decoding(folder / DECODING)
         model = Seq2Seq.from_pretrained(folder)
-        device = ("cuda" if torch.cuda.is_available() else "cpu") if device is None else device
         try:
-            return cls(model.to(device).eval(), source, target, decoding, **options)
+            return cls(model.to(place).eval(), source, target, decoding, **options)
         except ValueError as error:
             raise ValueError(f"{folder}: {error}") from error
 
@@ -89,7 +91,7 @@ class Translator:
         folder = Path(folder)
         self.model.save_pretrained(folder)
         save_vocabularies(folder, self.source_vocabulary, self.target_vocabulary)
-        (folder / DECODING).write_text(json.dumps(self.decoding.to_dict(), indent=2) + "\n")
+        (folder / DECODING).write_text(json.dumps(self.decoding.to_dict(), indent=2) + "\n", encoding="utf-8")
 
     def __call__(self, sentences: Sequence[str], *, progress: Progress | None = None, **overrides: Any) -> list[str]:
         """The best translation of each sentence.  `overrides` are settings of :class:`DecodingConfig`."""
@@ -166,7 +168,8 @@ class Translator:
         return next(self.model.parameters()).device
 
     def _translation(self, hypothesis: Hypothesis) -> Translation:
-        text = self.target_vocabulary.decode(hypothesis.tokens)
+        # Spelled in bytes, a translation may hold what ends a line or a column.
+        text = self.target_vocabulary.decode(hypothesis.tokens).translate(SPACED)
         pieces = self.target_vocabulary.pieces(hypothesis.tokens)
         return Translation(text, hypothesis.score, hypothesis.normalised, pieces, hypothesis.finished)
 
@@ -242,9 +245,9 @@ def _load_decoding(path: Path) -> DecodingConfig:
     if not path.is_file():
         return DecodingConfig()
     try:
-        values = json.loads(path.read_text())
+        values = json.loads(path.read_text(encoding="utf-8"))
         if not isinstance(values, dict):
             raise ValueError(f"expected a table of settings, got {type(values).__name__}")
         return DecodingConfig.from_dict(values)
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, RecursionError) as error:
         raise ValueError(f"{path}: {error}") from error

@@ -49,7 +49,7 @@ def run(folder: Path, console: Console, quick: bool = False) -> None:
     rows = _results(runs)
     console.print(_table(rows))
     results = {"machine": machine(), "recipe": recipe.to_dict(), "rows": rows}
-    (place / "results.json").write_text(json.dumps(results, indent=1) + "\n")
+    (place / "results.json").write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
     assert isinstance(recipe.data.test, str)
     examples = grammar_examples(recipe.data.test)
     translators = {arm: Translator.load(run, "cpu") for arm, run in runs.items()}

@@ -10,7 +10,16 @@ from torch import Tensor, nn
 
 from tamis.mechanisms.registry import Spec
 from tamis.models.blocks import build_layer, build_position, initialise, positions_of
-from tamis.models.pretrained import Config, PretrainedModel, at_least, mechanisms, optional_at_least, shares
+from tamis.models.pretrained import (
+    Config,
+    PretrainedModel,
+    at_least,
+    booleans,
+    mechanisms,
+    numbers,
+    optional_at_least,
+    shares,
+)
 from tamis.nn.cache import ModelCache
 from tamis.nn.layers import NORMS
 from tamis.positions import position_rows
@@ -49,6 +58,8 @@ class CausalLMConfig(Config):
         at_least(self, 0, "num_layers")
         optional_at_least(self, 1, "num_kv_heads", "head_dim")
         shares(self, "dropout", "attention_dropout")
+        booleans(self, "bias", "tie_embeddings")
+        numbers(self, "rope_base", above=0.0)
         mechanisms(self, "mechanism")
 
 

@@ -5,16 +5,19 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import json
-import math
+import sys
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
+import torch
 from torch import nn
 
 from tamis.mechanisms.registry import read_spec
 
 CONFIG = "config.json"
 WEIGHTS = "model.safetensors"
+LARGEST_INT = 2**31 - 1
+LARGEST_SEED = 2**63 - 1
 
 
 class Config:
@@ -34,17 +37,40 @@ class Config:
         return dataclasses.asdict(self)  # type: ignore[call-overload]
 
 
-def at_least(config: object, smallest: int, *names: str) -> None:
-    """Raise unless each named setting is an int of at least `smallest`."""
+def at_least(config: object, smallest: int, *names: str, largest: int = LARGEST_INT) -> None:
+    """Raise unless each named setting is an int from `smallest` to `largest`."""
     for name in names:
         value = getattr(config, name)
         if isinstance(value, bool) or not isinstance(value, int) or value < smallest:
             raise ValueError(f"{name} must be an int of at least {smallest}, got {value!r}")
+        if value > largest:
+            raise ValueError(f"{name} must be an int of at most {largest}, got {value!r}")
 
 
 def optional_at_least(config: object, smallest: int, *names: str) -> None:
     """The same, for settings that may be None."""
     at_least(config, smallest, *(name for name in names if getattr(config, name) is not None))
+
+
+def booleans(config: object, *names: str) -> None:
+    """Raise unless each named setting is True or False: the string "False" would be true."""
+    for name in names:
+        value = getattr(config, name)
+        if not isinstance(value, bool):
+            raise ValueError(f"{name} must be true or false, got {value!r}")
+
+
+def strings(config: object, *names: str) -> None:
+    """Raise unless each named setting is a string."""
+    for name in names:
+        value = getattr(config, name)
+        if not isinstance(value, str):
+            raise ValueError(f"{name} must be a string, got {value!r}")
+
+
+def optional_strings(config: object, *names: str) -> None:
+    """The same, for settings that may be None."""
+    strings(config, *(name for name in names if getattr(config, name) is not None))
 
 
 def shares(config: object, *names: str) -> None:
@@ -60,8 +86,9 @@ def numbers(config: object, *names: str, above: float | None = None) -> None:
     for name in names:
         value = getattr(config, name)
         wanted = "of at least 0" if above is None else f"above {above:g}"
-        known = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-        if not known or (value < 0.0 if above is None else value <= above):
+        known = isinstance(value, int | float) and not isinstance(value, bool)
+        # An int may be too large for a float, which math.isfinite does not survive.
+        if not known or not abs(value) <= sys.float_info.max or (value < 0.0 if above is None else value <= above):
             raise ValueError(f"{name} must be a number {wanted}, got {value!r}")
 
 
@@ -72,6 +99,22 @@ def mechanisms(config: object, *names: str) -> None:
             read_spec(getattr(config, name))
         except ValueError as error:
             raise ValueError(f"{name}: {error}") from error
+
+
+def choose_device(device: str | torch.device | None = None) -> torch.device:
+    """The device of that name if this machine has it; by default a GPU where there is one."""
+    mps = torch.backends.mps.is_available()
+    counts = {"cpu": 1, "cuda": torch.cuda.device_count() if torch.cuda.is_available() else 0, "mps": int(mps)}
+    if device is None:
+        return torch.device("cuda" if counts["cuda"] else "cpu")
+    try:
+        found = torch.device(device)
+    except RuntimeError:
+        found = None
+    if found is None or (found.index or 0) >= counts.get(found.type, 0):
+        here = ", ".join(f"{kind} (0 to {count - 1})" if count > 1 else kind for kind, count in counts.items() if count)
+        raise ValueError(f"device must be one that is here: {here}; got {str(device)!r}")
+    return found
 
 
 class PretrainedModel(nn.Module):
@@ -86,7 +129,7 @@ class PretrainedModel(nn.Module):
 
         folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
-        (folder / CONFIG).write_text(self.described())
+        (folder / CONFIG).write_text(self.described(), encoding="utf-8")
         save_model(self, str(folder / WEIGHTS))
 
     def described(self) -> str:
@@ -115,8 +158,8 @@ class PretrainedModel(nn.Module):
     @classmethod
     def _read_config(cls, path: Path) -> Config:
         try:
-            values = json.loads(path.read_text())
-        except ValueError as error:
+            values = json.loads(path.read_text(encoding="utf-8"))
+        except (ValueError, RecursionError) as error:
             raise ValueError(f"{path} is not JSON: {error}") from error
         if not isinstance(values, dict):
             raise ValueError(f"{path} must hold a table of settings, got {type(values).__name__}")

@@ -11,7 +11,16 @@ from torch import Tensor, nn
 
 from tamis.mechanisms.registry import Spec
 from tamis.models.blocks import INSIDE, build_layer, build_position, initialise, positions_of
-from tamis.models.pretrained import Config, PretrainedModel, at_least, mechanisms, optional_at_least, shares
+from tamis.models.pretrained import (
+    Config,
+    PretrainedModel,
+    at_least,
+    booleans,
+    mechanisms,
+    numbers,
+    optional_at_least,
+    shares,
+)
 from tamis.nn.cache import ModelCache
 from tamis.nn.layers import NORMS
 
@@ -57,6 +66,8 @@ class Seq2SeqConfig(Config):
         at_least(self, 0, "encoder_layers", "decoder_layers", "pad_id")
         optional_at_least(self, 1, "source_vocab_size", "num_kv_heads", "head_dim")
         shares(self, "dropout", "attention_dropout")
+        booleans(self, "bias", "tie_embeddings")
+        numbers(self, "rope_base", above=0.0)
         mechanisms(self, "encoder_mechanism", "decoder_mechanism", "cross_mechanism")
 
 

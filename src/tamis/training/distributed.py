@@ -16,6 +16,7 @@ from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.nn.parallel import DistributedDataParallel
 
+from tamis.models.pretrained import choose_device
 from tamis.nn.layers import TransformerLayer
 
 
@@ -54,10 +55,11 @@ class Process:
 @contextmanager
 def process(device: str | None = None) -> Iterator[Process]:
     """Join the processes that torchrun started, or be alone.  `device` is "cpu" or "cuda"; by default what there is."""
-    kind = device or ("cuda" if torch.cuda.is_available() else "cpu")
+    alone = choose_device(device)
     if "RANK" not in os.environ:
-        yield Process(0, 1, torch.device(kind))
+        yield Process(0, 1, alone)
         return
+    kind = alone.type
     place = torch.device(kind, int(os.environ["LOCAL_RANK"])) if kind == "cuda" else torch.device(kind)
     if kind == "cuda":
         torch.cuda.set_device(place)

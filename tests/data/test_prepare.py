@@ -1,0 +1,120 @@
+"""Preparing once: what is there is used if it is whole, and built by one process at a time."""
+
+import dataclasses
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tamis.data.grammar import generate
+from tamis.data.prepare import DataConfig, VocabularyConfig, prepare
+from tamis.data.vocabulary import Vocabulary
+
+SMALL = VocabularyConfig(size=150, kind="bpe")
+
+
+def silent(text: str) -> None:
+    pass
+
+
+def text_files(folder: Path, twice: bool = False) -> DataConfig:
+    """Some lines of the embedded corpus as files; if `twice`, the target is the source."""
+    for split, count in (("train", 120), ("valid", 10)):
+        examples = generate(count, split)
+        sides = [example.source_text for example in examples], [example.target_text for example in examples]
+        for name, lines in zip(("a", "b"), (sides[0], sides[0]) if twice else sides, strict=True):
+            (folder / f"{split}.{name}").write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+    return DataConfig(
+        train=[str(folder / "train.a"), str(folder / "train.b")],
+        valid=[str(folder / "valid.a"), str(folder / "valid.b")],
+    )
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> DataConfig:
+    return text_files(tmp_path)
+
+
+def test_equal_vocabularies_are_one_at_every_call(tmp_path: Path):
+    data = text_files(tmp_path, twice=True)
+    for _ in range(2):
+        found = prepare(data, VocabularyConfig(size=120, kind="bpe", shared=False), tmp_path / "data", silent)
+        assert found.source_vocabulary is found.target_vocabulary
+
+
+def test_of_many_at_the_same_time_one_builds(data: DataConfig, tmp_path: Path):
+    said: list[str] = []
+    found: list[str] = []
+
+    def call() -> None:
+        found.append(prepare(data, SMALL, tmp_path / "data", said.append).source_vocabulary.fingerprint)
+
+    threads = [threading.Thread(target=call) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(found) == 4
+    assert len(set(found)) == 1
+    assert sum("learning a vocabulary" in text for text in said) == 1
+
+
+def foreign_id(folder: Path) -> None:
+    """An id that the vocabulary has not, in a file of the right size."""
+    tokens = np.memmap(folder / "train.tokens", "<u2", "r+")
+    tokens[7] = 60_000
+    tokens.flush()
+
+
+def other_vocabulary(folder: Path) -> None:
+    Vocabulary.train(["some other text"], 20, kind="bpe").save(folder / "vocabulary.model")
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        foreign_id,
+        other_vocabulary,
+        lambda folder: (folder / "vocabulary.model").write_bytes(b"garbage"),
+        lambda folder: (folder / "vocabulary.model").unlink(),
+        lambda folder: (folder / "valid.json").unlink(),
+        lambda folder: (folder / "train.json").write_text("[" * 100_000),
+        lambda folder: (folder / "train.tokens").write_bytes(b""),
+        lambda folder: (folder / "valid.offsets").unlink(),
+    ],
+    ids=["id", "other vocabulary", "vocabulary", "no vocabulary", "no header", "header", "tokens", "no offsets"],
+)
+def test_what_is_damaged_is_built_again(data: DataConfig, tmp_path: Path, damage):
+    folder = tmp_path / "data"
+    before = prepare(data, SMALL, folder, silent)
+    expected = [ids.tolist() for pair in before.corpus("train") for ids in pair]
+    damage(folder)
+    said: list[str] = []
+    after = prepare(data, SMALL, folder, said.append)
+    assert said[0].startswith(f"{folder} is damaged and is built again: ")
+    assert [ids.tolist() for pair in after.corpus("train") for ids in pair] == expected
+    assert (
+        prepare(data, SMALL, folder, pytest.fail).source_vocabulary.fingerprint == after.source_vocabulary.fingerprint
+    )
+
+
+def test_a_missing_text_costs_nothing_that_is_there(data: DataConfig, tmp_path: Path):
+    folder = tmp_path / "data"
+    prepare(data, SMALL, folder, silent)
+    text = Path(data.valid[1]).rename(tmp_path / "away")
+    with pytest.raises(FileNotFoundError, match=r"valid\.b does not exist"):
+        prepare(data, SMALL, folder, silent)
+    text.rename(data.valid[1])
+    with pytest.raises(FileNotFoundError, match=r"none\.model does not exist"):
+        prepare(data, VocabularyConfig(model=str(tmp_path / "none.model")), folder, silent)
+    with pytest.raises(ValueError, match=r"named \*\.tsv or \*\.jsonl"):
+        prepare(dataclasses.replace(data, valid="valid.a"), SMALL, folder, silent)
+    prepare(data, SMALL, folder, pytest.fail)
+
+
+def test_a_corpus_of_other_vocabularies_does_not_open(data: DataConfig, tmp_path: Path):
+    prepared = prepare(data, SMALL, tmp_path / "data", silent)
+    prepare(data, VocabularyConfig(size=140, kind="bpe"), tmp_path / "data", silent)
+    with pytest.raises(ValueError, match="encoded with other vocabularies"):
+        prepared.corpus("train")
