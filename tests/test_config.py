@@ -88,6 +88,10 @@ def test_a_mechanism_for_all_sites_and_one_for_its_own(small):
         ("name='x'\n[data]\ntrain='a'\nvalid='b'\n[trainig]\nlr=1", "did you mean 'training'"),
         ("name='x'\n[data]\ntrain='a'\nvalid='b'\n[model]\nvocab_size=3", "follows from the vocabulary"),
         ("name='x'\n[data]\ntrain='a'\nvalid='b'\n[model]\nmechanism='entmux'", "did you mean 'entmax'"),
+        (
+            "name='x'\n[data]\ntrain='a'\nvalid='b'\n[model]\nposition='learned'\nmax_length=100",
+            "are fewer than data.max_length = 256",
+        ),
         ("name='x'\nmodel=3\n[data]\ntrain='a'\nvalid='b'", "model must be a section"),
         ("name='x'\n[data]\ntrain='a'\nvalid='b'\n[training]\nsteps='many'", "steps must be an int"),
         ("name='x'\n[data]\ntrain='a'\nvalid='b'\n[vocabulary]\nkind='word'", "kind must be one of"),

@@ -50,6 +50,12 @@ class Recipe(Config):
         strings(self, "name", "description")
         if not self.name or self.name.startswith(".") or "/" in self.name:
             raise ValueError(f"name must be one that a folder can have, without / or a leading dot, got {self.name!r}")
+        model = model_settings(self.model, vocab_size=1)
+        if model.position == "learned" and model.max_length < self.data.max_length:
+            raise ValueError(
+                f"model.max_length = {model.max_length} learned positions are fewer than "
+                f"data.max_length = {self.data.max_length} subwords"
+            )
 
     def model_config(self, prepared: Prepared) -> Seq2SeqConfig:
         """With the sizes that the vocabularies have."""
@@ -165,7 +171,6 @@ def _build(tables: dict[str, Any]) -> Recipe:
                 values[section] = kind.from_dict(values[section])
             except TypeError as error:  # a setting without a default is missing
                 raise ValueError(f"[{section}] {error}") from error
-    model_settings(values.get("model", {}), vocab_size=1)
     return Recipe.from_dict(values)
 
 

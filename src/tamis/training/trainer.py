@@ -169,7 +169,7 @@ class Trainer:
             explained = guards.memory_explained(self.task.describe(part), "training.device_tokens")
             with distributed.part_of_update(self.spread, last), explained:
                 with self._autocast():
-                    loss = self.task.loss(self.called, part.to(self.process.device))
+                    loss = self.task.loss(self.called, part.to(self.process.device, non_blocking=True))
                 # The exchange between processes takes means; wanted is the sum over all of them, per label.
                 (loss * (self.process.world / tokens)).backward()
             total += loss.detach()
@@ -209,7 +209,7 @@ class Trainer:
             sums = torch.zeros(3, dtype=torch.float64, device=self.process.device)
             with torch.no_grad(), self._autocast():
                 for part in self.task.validation(self.process):
-                    sums += torch.stack(self.task.measure(self.called, part.to(self.process.device)))
+                    sums += torch.stack(self.task.measure(self.called, part.to(self.process.device, non_blocking=True)))
             loss, correct, tokens = self.process.total(sums).tolist()
             record["valid_loss"] = loss / max(tokens, 1.0)
             if self.config.loss == "cross-entropy":
