@@ -28,8 +28,9 @@ $(VENV)/.dev: $(VENV)/.user
 demo: $(VENV)/.user  ## the whole story in pictures and a table, written to demo/
 	$(BIN)/tamis demo
 
+# Workers with threads of their own would stand in each other's way.
 test: $(VENV)/.dev  ## everything that is neither slow nor in need of a GPU
-	$(BIN)/python -m pytest -m 'not gpu and not slow' -n $(WORKERS) --dist loadfile
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m 'not gpu and not slow' -n $(WORKERS) --dist loadfile
 
 slow: $(VENV)/.dev  ## the slow tests
 	$(BIN)/python -m pytest -m 'slow and not gpu'

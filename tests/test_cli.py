@@ -13,6 +13,7 @@ from tamis.bench import transforms as bench
 from tamis.cli import app
 from tamis.data.vocabulary import Vocabulary
 from tamis.decoding import DecodingConfig, Translator
+from tamis.demo.translation import RECIPE
 from tamis.models import Seq2Seq, Seq2SeqConfig
 
 SENTENCES = ["a red dog runs", "she reads", "it rains again and again"]
@@ -129,7 +130,7 @@ def test_settings_are_those_of_the_model_but_for_what_is_set(model):
 
 @pytest.mark.parametrize("name", ["translate", "train"])
 def test_a_device_that_is_not_here(model, name):
-    found = called(name, model, "--device", "foo")
+    found = called(name, model if name == "translate" else RECIPE, "--device", "foo")
     assert found.exit_code == 1
     assert "error: device must be one that is here: cpu" in found.output
 

@@ -1,6 +1,16 @@
 import pytest
+import torch
 
 from training import tiny
+
+
+@pytest.fixture(autouse=True)
+def one_thread():
+    """As in the processes that tests start: another number of threads adds up in another order."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="session")
