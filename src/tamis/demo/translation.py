@@ -90,7 +90,9 @@ def _results(runs: dict[str, Path]) -> list[dict[str, Any]]:
 
 
 def _table(rows: list[dict[str, Any]]) -> Table:
-    table = Table(title="One recipe, three kinds of attention", box=box.SIMPLE_HEAD)
+    table = Table(
+        title="One recipe, three kinds of attention", box=box.SIMPLE_HEAD, padding=(0, 1), collapse_padding=True
+    )
     for column in ("", "BLEU", "AER %", "density", "diversity", "alpha", "tokens/s"):
         table.add_column(column, justify="left" if not column else "right", no_wrap=True)
     for row in rows:
