@@ -3,7 +3,6 @@ import math
 import pytest
 import torch
 
-from tamis.mechanisms.entmax import LearnedAlpha
 from tamis.models import Seq2Seq, Seq2SeqConfig
 from tamis.training.optim import MovingAverage, build_optimizer, learning_rate, parameter_groups, step
 from tamis.training.settings import TrainingConfig
@@ -143,11 +142,3 @@ def test_bad_settings(changes, message):
 def test_unknown_setting_offers_the_nearest():
     with pytest.raises(ValueError, match="did you mean 'warmup'"):
         TrainingConfig.from_dict({"warm_up": 4000})
-
-
-def test_alpha_moves_with_its_own_rate():
-    alpha = LearnedAlpha(4, init=1.5)
-    optimizer = torch.optim.Adam(alpha.parameters(), lr=0.1)
-    alpha().sum().backward()
-    optimizer.step()
-    assert (alpha() < 1.5).all()

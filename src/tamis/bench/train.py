@@ -26,6 +26,7 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from tamis.bench.timing import machine, save
+from tamis.config import SITES
 from tamis.data.batching import Batch, Updates, split_batch
 from tamis.models.seq2seq import Seq2Seq, Seq2SeqConfig
 from tamis.training.distributed import Process
@@ -46,7 +47,6 @@ DENSE = {
     "efficient": SDPBackend.EFFICIENT_ATTENTION,
     "math": SDPBackend.MATH,
 }
-SITES = ("encoder_mechanism", "decoder_mechanism", "cross_mechanism")
 
 
 class MadeUpText:
