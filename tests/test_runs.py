@@ -1,6 +1,7 @@
 """From a recipe to translations, as a user goes: prepare, train, stop, go on, translate, evaluate, compare."""
 
 import json
+import os
 import shutil
 import signal
 import subprocess
@@ -59,7 +60,7 @@ model.mechanism = "entmax"
 def tamis(*arguments):
     command = [sys.executable, "-c", "from tamis.cli import main; main()", *map(str, arguments)]
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-    return subprocess.Popen(command, text=True, **pipes)
+    return subprocess.Popen(command, text=True, env=os.environ | {"OMP_NUM_THREADS": "1"}, **pipes)
 
 
 def output_of(process, text=""):
@@ -78,6 +79,7 @@ def place(tmp_path_factory):
 @pytest.fixture(scope="module")
 def runs(place):
     """Two arms, each trained and evaluated."""
+    torch.set_num_threads(1)  # as in the processes that tests start: sums are rounded alike
     found = {}
     for arm in ("softmax", "entmax"):
         found[arm] = place / arm
