@@ -32,6 +32,7 @@ LAYERS = [
     "bench",
     "demo",
     "cli",
+    "__main__",
 ]
 ALLOWED_THIRD_PARTY = {
     "kernels": {"torch", "triton"},

@@ -19,7 +19,7 @@ Overrides = Annotated[
     list[str],
     typer.Option("--set", metavar="SECTION.KEY=VALUE", help="Change a setting of the recipe; may be repeated."),
 ]
-Arm = Annotated[str | None, typer.Option(help="One of the recipe's [arms].")]
+Arm = Annotated[str | None, typer.Option(help="One of the arms of the recipe.")]
 Device = Annotated[str | None, typer.Option(help="cpu or cuda; by default what there is.")]
 
 

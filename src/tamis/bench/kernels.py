@@ -194,10 +194,15 @@ def graph_time(call: Callable[[], object], replays: int = 20) -> float:
             call()
     torch.cuda.current_stream().wait_stream(stream)
     repeats = 8
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        for _ in range(repeats):
-            call()
+    graph, generator = torch.cuda.CUDAGraph(), torch.cuda.default_generators[torch.cuda.current_device()]
+    before = generator.clone_state()
+    try:
+        with torch.cuda.graph(graph):
+            for _ in range(repeats):
+                call()
+    except Exception:
+        generator.graphsafe_set_state(before)  # the one at hand would take itself to be captured for ever
+        raise
     times = []
     for _ in range(replays):
         start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)

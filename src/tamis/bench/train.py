@@ -3,8 +3,9 @@
 The loop is the product's own, with everything that a run has: batches by tokens made ready in another thread, mixed
 precision, dropout, clipping, Adam.  Only the text is made up: sentences of lengths as in news, with random subwords.
 
-Dense attention has several implementations; which of them can take padded batches differs.  Each that can runs in the
-same loop, and the fastest is the one to compare with.
+Dense attention has several implementations; each runs in the same loop, called directly, and the fastest is the one to
+compare with.  Flash attention takes no mask: it is given batches as if they had no padding, which is wrong, and as fast
+as it could be with sequences packed end to end.
 """
 
 from __future__ import annotations
@@ -14,12 +15,13 @@ import itertools
 import json
 import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from rich.console import Console
 from rich.table import Table
 from torch import Tensor
@@ -28,9 +30,11 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from tamis.bench.timing import machine, save
 from tamis.config import SITES
 from tamis.data.batching import Batch, Updates, split_batch
+from tamis.mechanisms import Mechanism
 from tamis.models.seq2seq import Seq2Seq, Seq2SeqConfig
+from tamis.nn.attention import Attention
 from tamis.training.distributed import Process
-from tamis.training.journal import Display, read_journal
+from tamis.training.journal import Display, Record, read_journal
 from tamis.training.objective import Measured, Objective
 from tamis.training.settings import TrainingConfig
 from tamis.training.trainer import Trainer
@@ -42,11 +46,27 @@ ARMS: dict[str, Any] = {
     "ReLA": "rela",
 }
 DENSE = {
-    "flash": SDPBackend.FLASH_ATTENTION,
+    "torch's choice": None,
+    "flash, padding not masked": SDPBackend.FLASH_ATTENTION,
     "cudnn": SDPBackend.CUDNN_ATTENTION,
     "efficient": SDPBackend.EFFICIENT_ATTENTION,
-    "math": SDPBackend.MATH,
 }
+
+
+class Dense(Mechanism):
+    """Softmax by one implementation of torch, with nothing around it."""
+
+    def __init__(self, backend: SDPBackend | None) -> None:
+        super().__init__()
+        self.backend = backend
+
+    def forward(
+        self, query: Tensor, key: Tensor, value: Tensor, *, hidden: Tensor | None = None, **options: Any
+    ) -> Tensor:
+        mask = None if self.backend is SDPBackend.FLASH_ATTENTION else options.get("attn_mask")
+        chosen = nullcontext() if self.backend is None else sdpa_kernel(self.backend)
+        with chosen:
+            return F.scaled_dot_product_attention(query, key, value, mask, options["dropout_p"], options["is_causal"])
 
 
 class MadeUpText:
@@ -107,19 +127,25 @@ def run(
     config = TrainingConfig(
         steps=steps, batch_tokens=batch_tokens, precision=precision, log_every=10, checkpoint_every=steps, warmup=4000
     )
-    rows = []
-    for name, backend in DENSE.items() if place.type == "cuda" else [("sdpa", None)]:
-        chosen = nullcontext() if backend is None else sdpa_kernel(backend)
-        rows.append(_row(f"softmax, {name}", "softmax", config, place, size or {}, vocabulary, chosen))
-    rows += [_row(name, arm, config, place, size or {}, vocabulary, nullcontext()) for name, arm in ARMS.items()]
+    dense = DENSE if place.type == "cuda" else {"torch's choice": None}
+    arms = {f"softmax, {name}": Dense(backend) for name, backend in dense.items()} | ARMS
+    rows = [_row(name, arm, config, place, size or {}, vocabulary) for name, arm in arms.items()]
     fastest = max(row["tokens_per_second"] or 0.0 for row in rows if row["arm"].startswith("softmax"))
     table = Table(title=f"training, {batch_tokens:,} tokens a step, {precision}, on {place.type}")
-    for column in ("attention", "target tokens/s", "over the fastest softmax", "waiting for data", "GPU idle"):
+    for column in (
+        "attention",
+        "target tokens/s",
+        "over the fastest softmax",
+        "waiting for data",
+        "GPU idle",
+        "GPU ms",
+    ):
         table.add_column(column, justify="left" if column == "attention" else "right")
     for row in rows:
         row["over_softmax"] = row["tokens_per_second"] / fastest if row["tokens_per_second"] else None
-        shown = [("tokens_per_second", ",.0f"), ("over_softmax", ".2f"), ("data_wait", ".1%"), ("gpu_idle", ".1%")]
-        values = [format(row[key], form) if row[key] is not None else row.get("why", "-") for key, form in shown]
+        shown = [("tokens_per_second", ",.0f"), ("over_softmax", ".2f"), ("data_wait", ".1%")]
+        shown += [("gpu_idle", ".1%"), ("gpu_ms", ".1f")]
+        values = [format(row[key], form) if row.get(key) is not None else row.get("why", "-") for key, form in shown]
         table.add_row(row["arm"], *values)
     Console(width=120).print(table)
     if output is not None:
@@ -129,25 +155,27 @@ def run(
 
 def _row(
     name: str,
-    mechanism: Any,
+    arm: Any,
     config: TrainingConfig,
     device: torch.device,
     size: dict[str, Any],
     vocabulary: int,
-    chosen: AbstractContextManager[Any],
 ) -> dict[str, Any]:
     torch.manual_seed(0)
+    mechanism: Any = "softmax" if isinstance(arm, Dense) else arm
     model = Seq2Seq(Seq2SeqConfig(vocab_size=vocabulary, **size, **dict.fromkeys(SITES, mechanism)))
+    if isinstance(arm, Dense):
+        for module in model.modules():
+            if isinstance(module, Attention):
+                module.mechanism = arm
     task = MadeUpText(config, vocabulary, PAIRS)
-    with tempfile.TemporaryDirectory() as scratch, chosen:
-        try:
-            Trainer(model, task, config, Path(scratch), Process(0, 1, device), display=Display(quiet=True)).run()
-        except RuntimeError as error:  # an implementation that cannot take masks says so
-            why = str(error).splitlines()[0][:60]
-            return {"arm": name, "tokens_per_second": None, "data_wait": None, "gpu_idle": None, "why": why}
-        # The first records hold the compilation of kernels and the growth of memory.
-        records = [record for record in read_journal(Path(scratch) / "metrics.jsonl") if "loss" in record][1:]
-        idle = _idle(model, task, config, device) if device.type == "cuda" else None
+    try:
+        _train(model, task, config, device)  # compiles kernels, and lets memory grow
+        records = _train(model, task, config, device)
+    except RuntimeError as error:  # an implementation that cannot take this
+        return {"arm": name, "tokens_per_second": None, "data_wait": None, "why": str(error).splitlines()[0][:60]}
+    busy, idle = _gpu(model, task, config, device) if device.type == "cuda" else (None, None)
+    records = records[1:]  # the first holds the start of the loop
     waits = [record["data_wait"] for record in records[1:]]
     return {
         "arm": name,
@@ -155,12 +183,23 @@ def _row(
         / (records[-1]["seconds"] - records[0]["seconds"]),
         "data_wait": sum(waits) / len(waits),
         "gpu_idle": idle,
+        "gpu_ms": busy,
         "parameters": model.num_parameters(),
     }
 
 
-def _idle(model: Seq2Seq, task: MadeUpText, config: TrainingConfig, device: torch.device) -> float:
-    """The share of time in which the GPU does nothing, over a few steps in the middle of a short run."""
+def _train(model: Seq2Seq, task: MadeUpText, config: TrainingConfig, device: torch.device) -> list[Record]:
+    """The records of one run."""
+    with tempfile.TemporaryDirectory() as scratch:
+        Trainer(model, task, config, Path(scratch), Process(0, 1, device), display=Display(quiet=True)).run()
+        return [record for record in read_journal(Path(scratch) / "metrics.jsonl") if "loss" in record]
+
+
+WATCHED = 8
+
+
+def _gpu(model: Seq2Seq, task: MadeUpText, config: TrainingConfig, device: torch.device) -> tuple[float, float]:
+    """Milliseconds of a step in which the GPU works, and the share of time in which it does not, over a few steps."""
     profile = torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA])
     calls, loss = itertools.count(1), task.loss
 
@@ -168,14 +207,13 @@ def _idle(model: Seq2Seq, task: MadeUpText, config: TrainingConfig, device: torc
         number = next(calls)
         if number == 10:
             profile.start()
-        if number == 18:
+        if number == 10 + WATCHED:
             profile.stop()
         return loss(model, part)
 
-    short = dataclasses.replace(config, steps=20, checkpoint_every=20)
     task.loss = watched  # type: ignore[method-assign]
+    _train(model, task, dataclasses.replace(config, steps=20, checkpoint_every=20), device)
     with tempfile.TemporaryDirectory() as scratch:
-        Trainer(model, task, short, Path(scratch), Process(0, 1, device), display=Display(quiet=True)).run()
         profile.export_chrome_trace(f"{scratch}/trace.json")
         events = json.loads(Path(f"{scratch}/trace.json").read_text())["traceEvents"]
     kinds = ("kernel", "gpu_memcpy", "gpu_memset")
@@ -184,4 +222,4 @@ def _idle(model: Seq2Seq, task: MadeUpText, config: TrainingConfig, device: torc
     for start, stop in spans:
         busy += max(0.0, stop - max(start, end))
         end = max(end, stop)
-    return float(1.0 - busy / (end - spans[0][0]))
+    return busy / 1e3 / WATCHED, 1.0 - busy / (end - spans[0][0])

@@ -380,10 +380,7 @@ def _rule(call: Call, alpha: float | Tensor, activation: str | None, bias: float
 
 
 def _entmax_rule(alpha: float | Tensor, call: Call) -> EntmaxRule:
-    rows = call.query
-    if isinstance(alpha, Tensor):  # what it says of rows is about scores
-        rows = torch.empty(call.shape, device="meta", dtype=compute_dtype(call.query.dtype))
-    e = row_parameter("alpha", alpha, 0.0, rows, 3, subtract=1.0)
+    e = row_parameter("alpha", alpha, 0.0, call.shape, call.query.dtype, 3, subtract=1.0)
     if isinstance(e, Tensor):
         if values_known(e) and e.numel() and not 0.0 <= e.min().item() <= e.max().item() <= 1.0:
             shown = f"{e.min().item() + 1:g} to {e.max().item() + 1:g}"

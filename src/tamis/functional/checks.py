@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -65,18 +66,25 @@ def broadcasts(shape: Any, target: Any) -> bool:
 
 def exponent(alpha: float | Tensor, input: Tensor, dim: int) -> float | Tensor:
     """alpha - 1, subtracted before any rounding to fp32, and kept within what fp32 can tell from its limits."""
-    e = row_parameter("alpha", alpha, 0.0, input, dim, subtract=1.0)
+    e = row_parameter("alpha", alpha, 0.0, input.shape, input.dtype, dim, subtract=1.0)
     if isinstance(e, Tensor):
         return torch.where(e >= -1.0, e.clamp(_LOWEST, _HIGHEST), torch.nan)
     return min(max(e, _LOWEST), _HIGHEST)
 
 
 def row_parameter(
-    name: str, value: float | Tensor, above: float, input: Tensor, dim: int, *, subtract: float = 0.0
+    name: str,
+    value: float | Tensor,
+    above: float,
+    shape: Sequence[int],
+    dtype: torch.dtype,
+    dim: int,
+    *,
+    subtract: float = 0.0,
 ) -> float | Tensor:
-    """A parameter per row: a checked number, or a tensor (..., 1) with the number of dims of `input`, `dim` last."""
+    """A parameter per row of scores: a checked number, or a tensor (..., 1) with as many dims, `dim` last."""
     if isinstance(value, Tensor):
-        return _tensor_parameter(name, value, above, input, dim, subtract)
+        return _tensor_parameter(name, value, above, shape, dtype, dim, subtract)
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise TypeError(f"{name} must be a number or a tensor, got {type(value).__name__}")
     if not above < value < math.inf:
@@ -84,18 +92,20 @@ def row_parameter(
     return float(value) - subtract
 
 
-def _tensor_parameter(name: str, value: Tensor, above: float, input: Tensor, dim: int, subtract: float) -> Tensor:
+def _tensor_parameter(
+    name: str, value: Tensor, above: float, scores: Sequence[int], dtype: torch.dtype, dim: int, subtract: float
+) -> Tensor:
     if not value.is_floating_point():
         raise TypeError(f"{name} must be a floating-point tensor, got {value.dtype}")
-    ndim = max(input.ndim, 1)
-    reduced = list(input.shape) or [1]
+    reduced = list(scores) or [1]
+    ndim = len(reduced)
     reduced[dim] = 1
     per_head = value.ndim == 1 and ndim == 4 and dim == 3
     shape = (1, *value.shape, 1, 1) if per_head else (*(1,) * (ndim - value.ndim), *value.shape)
     if not broadcasts(shape, reduced):
-        expected = f"one per head ({input.shape[1]},) or " if per_head else ""
+        expected = f"one per head ({scores[1]},) or " if per_head else ""
         raise ValueError(
-            f"{name} of shape {tuple(value.shape)} does not fit input {tuple(input.shape)} and dim {dim}: "
+            f"{name} of shape {tuple(value.shape)} does not fit input {tuple(scores)} and dim {dim}: "
             f"expected {expected}a shape that broadcasts to {tuple(reduced)}"
         )
     if values_known(value) and value.numel() and not bool(((value > above) & (value < math.inf)).all()):
@@ -103,4 +113,4 @@ def _tensor_parameter(name: str, value: Tensor, above: float, input: Tensor, dim
         raise ValueError(f"{name} must be finite and above {above:g} everywhere, got {bad:g}")
     if compute_dtype(value.dtype) != value.dtype:
         value = value.float()
-    return (value.reshape(shape) - subtract).to(compute_dtype(input.dtype)).movedim(dim, -1)
+    return (value.reshape(shape) - subtract).to(compute_dtype(dtype)).movedim(dim, -1)

@@ -105,7 +105,8 @@ def _loss_inputs(
             f"target of {kind} must have shape {tuple(expected)} for input {tuple(input.shape)}, "
             f"got {tuple(target.shape)}"
         )
-    return row_parameter("alpha", alpha, above, input, classes, subtract=subtract), promote(input).movedim(classes, -1)
+    checked = row_parameter("alpha", alpha, above, input.shape, input.dtype, classes, subtract=subtract)
+    return checked, promote(input).movedim(classes, -1)
 
 
 def _loss(

@@ -86,7 +86,7 @@ def normmax(input: Tensor, alpha: float | Tensor = 2.0, dim: int = -1, *, mask: 
     Arguments, special values and derivatives as in :func:`entmax`.
     """
     z, dim = prepare(input, dim, mask)
-    weights = normmax_weights(z, row_parameter("alpha", alpha, 1.0, input, dim))
+    weights = normmax_weights(z, row_parameter("alpha", alpha, 1.0, input.shape, input.dtype, dim))
     return restore(weights, input, dim)
 
 
@@ -99,4 +99,6 @@ def budgetmax(input: Tensor, budget: float | Tensor = 2.0, dim: int = -1, *, mas
     z, dim = prepare(input, dim, mask)
     if not isinstance(budget, Tensor) and z.shape[-1] and isinstance(budget, int | float) and budget > z.shape[-1]:
         raise ValueError(f"budget must be at most the size of dim {dim}, {z.shape[-1]}, got {budget}")
-    return restore(budgetmax_weights(z, row_parameter("budget", budget, 0.0, input, dim)), input, dim)
+    return restore(
+        budgetmax_weights(z, row_parameter("budget", budget, 0.0, input.shape, input.dtype, dim)), input, dim
+    )

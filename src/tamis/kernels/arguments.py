@@ -56,6 +56,9 @@ class Arguments(NamedTuple):
         return self.cu_q is None and self.key.shape[2] <= most
 
 
+TENSORS = 13
+"""So many of the arguments come first and are tensors."""
+
 SCHEMA = (
     "Tensor query, Tensor key, Tensor value, Tensor? e, Tensor? row_scale, Tensor? attn_mask, Tensor? key_lengths, "
     "Tensor? alibi_slopes, Tensor? query_positions, Tensor? key_positions, Tensor? cu_q, Tensor? cu_k, Tensor? seed, "

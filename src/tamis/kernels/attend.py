@@ -34,13 +34,13 @@ class Sight(NamedTuple):
     """What masks and biases scores: pointers (None where absent), strides, and what of it is there."""
 
     mask: Any
-    mask_strides: Any
     lengths: Any
     slopes: Any
-    slopes_stride: Any
     query_positions: Any
-    query_positions_stride: Any
     key_positions: Any
+    mask_strides: Any
+    slopes_stride: Any
+    query_positions_stride: Any
     key_positions_stride: Any
     left: Any
     right: Any
@@ -71,6 +71,10 @@ class Packed(NamedTuple):
     on: tl.constexpr
     width: tl.constexpr
     """A power of two that holds `count`."""
+
+
+LENGTHS = ("num_q", "num_k")
+"""Numbers that no kernel is compiled anew for."""
 
 
 # ---------------------------------------------------------------------------------------------------------------
@@ -428,10 +432,11 @@ def _solve_start(
     return c
 
 
-@triton.jit
+@triton.jit(do_not_specialize=(*LENGTHS, "num_blocks"))
 def forward(
-    Q, K, V, OUT, O2, M, C, N, SCALES, E, q_strides, k_strides, v_strides, o_strides, scales_strides,
-    sight, dropout, packed, e_value, scale, bias, H, GROUPS, num_q, num_k, num_blocks,
+    Q, K, V, OUT, O2, M, C, N, SCALES, E, sight, dropout, packed,
+    q_strides, k_strides, v_strides, o_strides, scales_strides, e_value, scale, bias,
+    H, GROUPS, num_q, num_k, num_blocks,
     D: tl.constexpr, DW: tl.constexpr, DV: tl.constexpr, DVW: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
     RULE: tl.constexpr, NORMALISED: tl.constexpr, HAS_E: tl.constexpr, HAS_SCALES: tl.constexpr, TILES: tl.constexpr,
     KEEP_O2: tl.constexpr, TOLERANCE: tl.constexpr, FAST: tl.constexpr, PRECISION: tl.constexpr
@@ -617,10 +622,11 @@ def _whole_block(
     return dk, dv, de
 
 
-@triton.jit
+@triton.jit(do_not_specialize=LENGTHS)
 def backward_whole(
-    Q, K, V, DO, DQ, DK, DV_, DE, M, C, N, SCALES, E, q_strides, k_strides, v_strides, do_strides, dq_strides,
-    dk_strides, dv_strides, scales_strides, sight, dropout, packed, e_value, scale, bias, H, GROUPS, num_q, num_k,
+    Q, K, V, DO, DQ, DK, DV_, DE, M, C, N, SCALES, E, sight, dropout, packed,
+    q_strides, k_strides, v_strides, do_strides, dq_strides, dk_strides, dv_strides, scales_strides,
+    e_value, scale, bias, H, GROUPS, num_q, num_k,
     D: tl.constexpr, DW: tl.constexpr, DV: tl.constexpr, DVW: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
     RULE: tl.constexpr, NORMALISED: tl.constexpr, HAS_E: tl.constexpr, HAS_SCALES: tl.constexpr, WITH_E: tl.constexpr,
     ONE_BLOCK: tl.constexpr, FAST: tl.constexpr, PRECISION: tl.constexpr
@@ -660,10 +666,11 @@ def backward_whole(
     _store(_matrix(DV_, b, key_head, zero, dv_strides), dv, first, num_k, dv_strides, DV, BN, DVW)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=(*LENGTHS, "num_blocks"))
 def backward_queries(
-    Q, K, V, DO, DQ, DE, O2, DELTA, M, C, N, SCALES, E, q_strides, k_strides, v_strides, do_strides, dq_strides,
-    o2_strides, scales_strides, sight, dropout, packed, e_value, scale, bias, H, GROUPS, num_q, num_k, num_blocks,
+    Q, K, V, DO, DQ, DE, O2, DELTA, M, C, N, SCALES, E, sight, dropout, packed,
+    q_strides, k_strides, v_strides, do_strides, dq_strides, o2_strides, scales_strides, e_value, scale, bias,
+    H, GROUPS, num_q, num_k, num_blocks,
     D: tl.constexpr, DW: tl.constexpr, DV: tl.constexpr, DVW: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
     RULE: tl.constexpr, NORMALISED: tl.constexpr, HAS_E: tl.constexpr, HAS_SCALES: tl.constexpr, WITH_E: tl.constexpr,
     FAST: tl.constexpr, PRECISION: tl.constexpr
@@ -725,10 +732,11 @@ def backward_queries(
         tl.store(DE + program, tl.sum(sum_v_dp * _inverse(sum_v) * kappa_v - kappa_v_dp, 0))
 
 
-@triton.jit
+@triton.jit(do_not_specialize=(*LENGTHS, "num_blocks"))
 def backward_keys(
-    Q, K, V, DO, DK, DV_, DELTA, M, C, N, SCALES, E, q_strides, k_strides, v_strides, do_strides, dk_strides,
-    dv_strides, scales_strides, sight, dropout, packed, e_value, scale, bias, H, GROUPS, num_q, num_k, num_blocks,
+    Q, K, V, DO, DK, DV_, DELTA, M, C, N, SCALES, E, sight, dropout, packed,
+    q_strides, k_strides, v_strides, do_strides, dk_strides, dv_strides, scales_strides, e_value, scale, bias,
+    H, GROUPS, num_q, num_k, num_blocks,
     D: tl.constexpr, DW: tl.constexpr, DV: tl.constexpr, DVW: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
     RULE: tl.constexpr, NORMALISED: tl.constexpr, HAS_E: tl.constexpr, HAS_SCALES: tl.constexpr,
     FAST: tl.constexpr, PRECISION: tl.constexpr

@@ -12,7 +12,10 @@ from tamis.attention.checks import Call
 from tamis.attention.rules import ActivationRule, EntmaxRule, Rule
 from tamis.kernels.arguments import ELEMENTWISE_RULES, Arguments
 
+DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 MAX_HEAD_DIM = 256
+MAX_NORM_CHANNELS = 8192
+"""Of a row, which one program holds in registers."""
 _HAS_TRITON = importlib.util.find_spec("triton") is not None
 
 
@@ -23,7 +26,7 @@ def obstacle(call: Call, rule: Rule) -> str | None:
         return reason
     if not torch.compiler.is_compiling() and torch._C._functorch.peek_interpreter_stack() is not None:
         return "torch.func transforms need the plain operations"
-    if call.query.dtype not in (torch.float16, torch.bfloat16, torch.float32):
+    if call.query.dtype not in DTYPES:
         return f"there are kernels for fp16, bf16 and fp32, not for {call.query.dtype}"
     if max(call.query.shape[3], call.value.shape[3]) > MAX_HEAD_DIM:
         return f"head sizes go up to {MAX_HEAD_DIM}, got {call.query.shape[3]} and {call.value.shape[3]}"
@@ -59,9 +62,19 @@ def _machine(device: str) -> str | None:
 _machine._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
+def unwatched(x: Tensor) -> bool:
+    """Whether nobody sees the difference between an operation and its implementation: no compiler, mode or subclass.
+
+    The way through the dispatcher takes the host longer than all the rest of a call.
+    """
+    if torch.compiler.is_compiling() or type(x) not in (Tensor, torch.nn.Parameter):
+        return False
+    return torch._C._len_torch_dispatch_stack() == 0
+
+
 def attend(call: Call, rule: Rule, dropout_p: float, generator: torch.Generator | None) -> Tensor:
     """The output of a call without an obstacle."""
-    from tamis.kernels.ops import Attend
+    from tamis.kernels import ops
 
     visibility = call.visibility
     left, right = visibility.window or (-1, -1)
@@ -91,7 +104,20 @@ def attend(call: Call, rule: Rule, dropout_p: float, generator: torch.Generator 
     )
     inputs = (call.query, call.key, call.value, e)
     train = torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in inputs)
-    return Attend.apply(*arguments, train)
+    return ops.attend(arguments, train)
+
+
+def can_norm(z: Tensor) -> bool:
+    """Whether the norm of ReLA can run fused.  A compiler makes as good a kernel of the plain operations."""
+    if not z.is_cuda or not unwatched(z) or torch._C._functorch.peek_interpreter_stack() is not None:
+        return False
+    return _machine("cuda") is None and z.dtype in DTYPES and z.shape[-1] <= MAX_NORM_CHANNELS
+
+
+def rela_norm(z: Tensor, gain: Tensor | None, gate: Tensor | None, epsilon: float) -> Tensor:
+    from tamis.kernels.rela_norm import RelaNorm
+
+    return RelaNorm.apply(z, gain, gate, epsilon)
 
 
 def _dense(x: Tensor | None) -> Tensor | None:
@@ -105,7 +131,8 @@ def _rule_arguments(rule: Rule, heads: int) -> tuple[str, Tensor | None, float, 
         return rule.activation, None, 0.0, rule.bias, rule.scale
     assert isinstance(rule, EntmaxRule)
     if isinstance(rule.e, Tensor):
-        return "power", rule.e.flatten().expand(heads).contiguous(), 0.0, 0.0, None
+        e = rule.e.flatten()
+        return "power", (e if e.shape[0] == heads else e.expand(heads)).contiguous(), 0.0, 0.0, None
     return {0.5: "squares", 1.0: "identity"}.get(rule.e, "power"), None, rule.e, 0.0, None
 
 

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import functools
-from dataclasses import dataclass
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from triton.compiler import CompiledKernel
 
 from tamis.kernels import attend
-from tamis.kernels.arguments import Arguments, empty_gradients, empty_results
+from tamis.kernels.arguments import TENSORS, Arguments, empty_gradients, empty_results
 
 
 class Tiles(NamedTuple):
@@ -80,14 +81,17 @@ def forward(a: Arguments, train: bool) -> tuple[Tensor, Tensor, Tensor]:
         return out.zero_(), out2.zero_(), rows.zero_()
     if a.cu_q is not None:
         out.zero_()  # tokens may follow the last packed sequence
-    launch = Launch(a, forward_tiles(a))
-    blocks = launch.query_blocks
-    attend.forward[(blocks * launch.heads,)](
-        a.query, a.key, a.value, out, out2, *rows, a.row_scale, a.e, *launch.strides(a.query, a.key, a.value, out),
-        launch.scale_strides, *launch.shared, *launch.counts, blocks,
-        **launch.constants, **launch.options, TILES=launch.tiles.kept, KEEP_O2=out2.numel() > 0,
-        TOLERANCE=_tolerance(a),
-    )  # fmt: skip
+
+    def plan() -> Plan:
+        tiles = forward_tiles(a)
+        blocks = _query_blocks(a, tiles)
+        constants = {"TILES": tiles.kept, "KEEP_O2": out2.numel() > 0, "TOLERANCE": _tolerance(a)}
+        strided = (a.query, a.key, a.value, out)
+        return Plan(attend.forward, a, tiles, blocks * _heads(a), strided, constants, blocks)
+
+    _planned(("forward", train, _layout(a)), plan).launch(
+        a, (a.query, a.key, a.value, out, out2, *rows, a.row_scale, a.e)
+    )
     return out, out2, rows
 
 
@@ -117,141 +121,192 @@ def backward(
 def _backward_whole(
     a: Arguments, grad: Tensor, dq: Tensor, dk: Tensor, dv: Tensor, rows: Tensor, with_e: bool
 ) -> Tensor:
-    launch = Launch(a, whole_tiles(a))
-    one = a.query.shape[1] == a.key.shape[1] and a.query.shape[2] <= launch.tiles.rows
-    de = torch.empty(launch.heads, dtype=torch.float32, device=grad.device)
-    attend.backward_whole[(launch.key_heads,)](
-        a.query, a.key, a.value, grad, dq, dk, dv, de, *rows, a.row_scale, a.e,
-        *launch.strides(a.query, a.key, a.value, grad, dq, dk, dv), launch.scale_strides, *launch.shared,
-        *launch.counts, **launch.constants, WITH_E=with_e, ONE_BLOCK=one, **launch.options,
-    )  # fmt: skip
+    def plan() -> Plan:
+        tiles = whole_tiles(a)
+        one = a.query.shape[1] == a.key.shape[1] and a.query.shape[2] <= tiles.rows
+        strided = (a.query, a.key, a.value, grad, dq, dk, dv)
+        constants = {"WITH_E": with_e, "ONE_BLOCK": one}
+        return Plan(attend.backward_whole, a, tiles, _key_heads(a), strided, constants)
+
+    de = torch.empty(_heads(a), dtype=torch.float32, device=grad.device)
+    _planned(("whole", with_e, _layout(a, grad, rows)), plan).launch(
+        a, (a.query, a.key, a.value, grad, dq, dk, dv, de, *rows, a.row_scale, a.e)
+    )
     return de
 
 
 def _backward_split(
     a: Arguments, grad: Tensor, dq: Tensor, dk: Tensor, dv: Tensor, out2: Tensor, rows: Tensor, with_e: bool
 ) -> Tensor:
-    launch = Launch(a, split_tiles(a))
-    blocks = launch.query_blocks
-    de = torch.empty(blocks * launch.heads, dtype=torch.float32, device=grad.device)
+    tiles = split_tiles(a)
+    query_blocks, key_blocks = _query_blocks(a, tiles), _key_blocks(a, tiles)
+
+    def plan_queries() -> Plan:
+        strided = (a.query, a.key, a.value, grad, dq, out2)
+        programs = query_blocks * _heads(a)
+        return Plan(attend.backward_queries, a, tiles, programs, strided, {"WITH_E": with_e}, query_blocks)
+
+    def plan_keys() -> Plan:
+        strided = (a.query, a.key, a.value, grad, dk, dv)
+        return Plan(attend.backward_keys, a, tiles, key_blocks * _key_heads(a), strided, {}, key_blocks)
+
+    de = torch.empty(query_blocks * _heads(a), dtype=torch.float32, device=grad.device)
     delta = torch.empty(rows.shape[1:], dtype=torch.float32, device=grad.device)
-    attend.backward_queries[(blocks * launch.heads,)](
-        a.query, a.key, a.value, grad, dq, de, out2, delta, *rows, a.row_scale, a.e,
-        *launch.strides(a.query, a.key, a.value, grad, dq, out2), launch.scale_strides, *launch.shared, *launch.counts,
-        blocks, **launch.constants, WITH_E=with_e, **launch.options,
-    )  # fmt: skip
-    blocks = launch.key_blocks
-    attend.backward_keys[(blocks * launch.key_heads,)](
-        a.query, a.key, a.value, grad, dk, dv, delta, *rows, a.row_scale, a.e,
-        *launch.strides(a.query, a.key, a.value, grad, dk, dv), launch.scale_strides, *launch.shared, *launch.counts,
-        blocks, **launch.constants, **launch.options,
-    )  # fmt: skip
+    layout = _layout(a, grad, out2, rows)
+    _planned(("queries", with_e, layout), plan_queries).launch(
+        a, (a.query, a.key, a.value, grad, dq, de, out2, delta, *rows, a.row_scale, a.e)
+    )
+    _planned(("keys", layout), plan_keys).launch(
+        a, (a.query, a.key, a.value, grad, dk, dv, delta, *rows, a.row_scale, a.e)
+    )
     return de
 
 
-@dataclass(frozen=True)
-class Launch:
-    """What every kernel gets, in the order of their parameters."""
+def _heads(a: Arguments) -> int:
+    return a.query.shape[0] * a.query.shape[1]
 
-    a: Arguments
-    tiles: Tiles
 
-    @property
-    def heads(self) -> int:
-        return self.a.query.shape[0] * self.a.query.shape[1]
+def _key_heads(a: Arguments) -> int:
+    return a.query.shape[0] * a.key.shape[1]
 
-    @property
-    def key_heads(self) -> int:
-        return self.a.query.shape[0] * self.a.key.shape[1]
 
-    @property
-    def query_blocks(self) -> int:
-        return triton.cdiv(self.a.query.shape[2], self.tiles.rows) + self._sequences
+def _query_blocks(a: Arguments, tiles: Tiles) -> int:
+    return triton.cdiv(a.query.shape[2], tiles.rows) + _sequences(a)
 
-    @property
-    def key_blocks(self) -> int:
-        return triton.cdiv(self.a.key.shape[2], self.tiles.cols) + self._sequences
 
-    @property
-    def _sequences(self) -> int:
-        """Packed sequences, each of which may end in a block that is not full."""
-        return 0 if self.a.cu_q is None else self.a.cu_q.shape[0] - 1
+def _key_blocks(a: Arguments, tiles: Tiles) -> int:
+    return triton.cdiv(a.key.shape[2], tiles.cols) + _sequences(a)
 
-    @staticmethod
-    def strides(*tensors: Tensor) -> list[tuple[int, ...]]:
-        return [x.stride() for x in tensors]
 
-    @property
-    def scale_strides(self) -> tuple[int, ...]:
-        scale = self.a.row_scale
-        return (0, 0, 0) if scale is None else _broadcast_strides(scale)[:3]
+def _sequences(a: Arguments) -> int:
+    """Packed sequences, each of which may end in a block that is not full."""
+    return 0 if a.cu_q is None else a.cu_q.shape[0] - 1
 
-    @functools.cached_property
-    def shared(self) -> tuple[Any, ...]:
-        a = self.a
-        left, right = a.left, a.right
-        mask_kind = 0 if a.attn_mask is None else 1 if a.attn_mask.dtype == torch.bool else 2
-        mask = a.attn_mask.view(torch.int8) if a.attn_mask is not None and mask_kind == 1 else a.attn_mask
-        sight = attend.Sight(
-            mask=mask,
-            mask_strides=(0, 0, 0, 0) if mask is None else _broadcast_strides(mask),
-            lengths=a.key_lengths,
-            slopes=a.alibi_slopes,
-            slopes_stride=_batch_stride(a.alibi_slopes),
-            query_positions=a.query_positions,
-            query_positions_stride=_batch_stride(a.query_positions),
-            key_positions=a.key_positions,
-            key_positions_stride=_batch_stride(a.key_positions),
-            left=left,
-            right=right,
-            mask_kind=_constant(mask_kind),
-            has_lengths=_constant(a.key_lengths is not None),
-            has_slopes=_constant(a.alibi_slopes is not None),
-            has_query_positions=_constant(a.query_positions is not None),
-            has_key_positions=_constant(a.key_positions is not None),
-            has_left=_constant(left >= 0),
-            has_right=_constant(right >= 0),
+
+class Plan:
+    """A launch worked out once, for all calls whose tensors are laid out alike: only pointers differ between them.
+
+    Working it out takes the host longer than the GPU needs for short rows, and all layers of a model can share it.
+
+    Args:
+        programs: how many to start; `blocks` of them for each head, where the kernel asks for that.
+        strided: the tensors whose strides the kernel takes, in its order.
+        constants: of this kernel, beside those of all.
+    """
+
+    def __init__(
+        self,
+        kernel: Any,
+        a: Arguments,
+        tiles: Tiles,
+        programs: int,
+        strided: tuple[Tensor, ...],
+        constants: dict[str, Any],
+        blocks: int | None = None,
+    ) -> None:
+        constants = _constants(a, tiles) | constants
+        self._sight, self._dropout, self._packed = _sight(a), _dropout(a), _packed(a)
+        self._numbers = (
+            *(x.stride() for x in strided),
+            (0, 0, 0) if a.row_scale is None else _broadcast_strides(a.row_scale)[:3],
+            a.e_value,
+            a.scale,
+            a.bias,
+            a.query.shape[1],
+            a.query.shape[1] // a.key.shape[1],
+            a.query.shape[2],
+            a.key.shape[2],
+            *(() if blocks is None else (blocks,)),
+            *(constants[name] for name in kernel.arg_names if name in constants),
         )
-        p = a.dropout_p
-        dropout = attend.Dropout(
-            a.seed, min(int(p * 2**32), 2**32 - 1), 1.0 / (1.0 - p) if p < 1.0 else 0.0, _constant(p > 0.0)
+        self._grid = (programs, 1, 1)
+        self._run = functools.partial(kernel[self._grid], num_warps=tiles.warps, num_stages=tiles.stages)
+
+    def launch(self, a: Arguments, pointers: tuple[Tensor | None, ...]) -> None:
+        mask = a.attn_mask
+        if mask is not None and mask.dtype == torch.bool:
+            mask = mask.view(torch.int8)
+        done = self._run(
+            *pointers,
+            attend.Sight(mask, a.key_lengths, a.alibi_slopes, a.query_positions, a.key_positions, *self._sight),
+            attend.Dropout(a.seed, *self._dropout),
+            attend.Packed(a.cu_q, a.cu_k, *self._packed),
+            *self._numbers,
         )
-        count = self._sequences
-        packed = attend.Packed(
-            a.cu_q, a.cu_k, count, _constant(count > 0), _constant(triton.next_power_of_2(max(1, count)))
-        )
-        return sight, dropout, packed, a.e_value, a.scale, a.bias
-
-    @functools.cached_property
-    def counts(self) -> tuple[int, ...]:
-        a = self.a
-        return a.query.shape[1], a.query.shape[1] // a.key.shape[1], a.query.shape[2], a.key.shape[2]
-
-    @functools.cached_property
-    def constants(self) -> dict[str, Any]:
-        a = self.a
-        d, dv = a.query.shape[3], a.value.shape[3]
-        return {
-            "D": d,
-            "DW": _power_of_two(d),
-            "DV": dv,
-            "DVW": _power_of_two(dv),
-            "BM": self.tiles.rows,
-            "BN": self.tiles.cols,
-            "RULE": a.rule,
-            "NORMALISED": a.is_entmax,
-            "HAS_E": a.e is not None,
-            "HAS_SCALES": a.row_scale is not None,
-            "FAST": a.query.dtype != torch.float32 and a.query.device.type == "cuda",
-            "PRECISION": "tf32x3",  # of fp32 products: as accurate as fp32 itself, and on tensor cores
-        }
-
-    @property
-    def options(self) -> dict[str, int]:
-        return {"num_warps": self.tiles.warps, "num_stages": self.tiles.stages}
+        if isinstance(done, CompiledKernel):  # from now on without looking at every argument again
+            self._run = done[self._grid]
 
 
-# Making one takes longer than it should, and a launch has a dozen.  Typed: 1 and True are not the same constant.
+_plans: dict[Any, Plan] = {}
+MOST_PLANS = 4096
+
+
+def _planned(key: Any, make: Callable[[], Plan]) -> Plan:
+    plan = _plans.get(key)
+    if plan is None:
+        if len(_plans) >= MOST_PLANS:
+            _plans.clear()
+        plan = _plans[key] = make()
+    return plan
+
+
+def _layout(a: Arguments, *others: Tensor) -> Any:
+    """Equal where one plan fits: all numbers, and of tensors all but the values."""
+    tensors: tuple[Any, ...] = (*a[:TENSORS], *others)
+    layouts = [None if x is None else (x.dtype, x.shape, x.stride(), x.data_ptr() % 16) for x in tensors]
+    return (a.query.device, a[TENSORS:], *layouts)
+
+
+def _sight(a: Arguments) -> tuple[Any, ...]:
+    """`attend.Sight` without its pointers."""
+    return (
+        (0, 0, 0, 0) if a.attn_mask is None else _broadcast_strides(a.attn_mask),
+        _batch_stride(a.alibi_slopes),
+        _batch_stride(a.query_positions),
+        _batch_stride(a.key_positions),
+        a.left,
+        a.right,
+        _constant(0 if a.attn_mask is None else 1 if a.attn_mask.dtype == torch.bool else 2),
+        _constant(a.key_lengths is not None),
+        _constant(a.alibi_slopes is not None),
+        _constant(a.query_positions is not None),
+        _constant(a.key_positions is not None),
+        _constant(a.left >= 0),
+        _constant(a.right >= 0),
+    )
+
+
+def _dropout(a: Arguments) -> tuple[Any, ...]:
+    """`attend.Dropout` without its seed."""
+    p = a.dropout_p
+    return min(int(p * 2**32), 2**32 - 1), 1.0 / (1.0 - p) if p < 1.0 else 0.0, _constant(p > 0.0)
+
+
+def _packed(a: Arguments) -> tuple[Any, ...]:
+    """`attend.Packed` without its pointers."""
+    count = _sequences(a)
+    return count, _constant(count > 0), _constant(triton.next_power_of_2(max(1, count)))
+
+
+def _constants(a: Arguments, tiles: Tiles) -> dict[str, Any]:
+    d, dv = a.query.shape[3], a.value.shape[3]
+    return {
+        "D": d,
+        "DW": _power_of_two(d),
+        "DV": dv,
+        "DVW": _power_of_two(dv),
+        "BM": tiles.rows,
+        "BN": tiles.cols,
+        "RULE": a.rule,
+        "NORMALISED": a.is_entmax,
+        "HAS_E": a.e is not None,
+        "HAS_SCALES": a.row_scale is not None,
+        "FAST": a.query.dtype != torch.float32 and a.query.device.type == "cuda",
+        "PRECISION": "tf32x3",  # of fp32 products: as accurate as fp32 itself, and on tensor cores
+    }
+
+
+# A launch has a dozen, and 1 and True are not the same constant.
 _constant = functools.lru_cache(maxsize=None, typed=True)(tl.constexpr)
 
 

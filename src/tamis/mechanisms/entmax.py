@@ -154,10 +154,10 @@ class _InwardClamp(torch.autograd.Function):
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
-        x, limit = inputs
-        ctx.save_for_backward((x >= limit).to(x.dtype) - (x <= -limit).to(x.dtype))
+        ctx.limit = inputs[1]
+        ctx.save_for_backward(output)  # not x, which another call may change in place
 
     @staticmethod
     def backward(ctx: Any, g: Tensor) -> Any:
-        (side,) = ctx.saved_tensors
-        return torch.where(side * g < 0.0, 0.0, g), None
+        (clamped,) = ctx.saved_tensors
+        return torch.where(clamped * g.sign() <= -ctx.limit, 0.0, g), None

@@ -20,6 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from tamis.attention.rules import ACTIVATIONS
+from tamis.kernels import dispatch as kernels
 from tamis.mechanisms.base import Mechanism, span
 from tamis.mechanisms.checks import check_heads, choose
 from tamis.precision import KeepsPrecision
@@ -100,6 +101,8 @@ class ReLANorm(KeepsPrecision):
     def forward(self, z: Tensor) -> Tensor:
         if self.variant == "none":
             return z
+        if self.variant != "layernorm" and kernels.can_norm(z):
+            return kernels.rela_norm(z, self.gain, self.gate, EPSILON)
         dtype = z.dtype
         z = z if dtype == torch.float64 else z.float()
         if self.variant == "layernorm":

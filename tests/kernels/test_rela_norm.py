@@ -1,0 +1,85 @@
+"""The fused norm of ReLA against its plain operations: in Triton's interpreter, and compiled where there is a GPU."""
+
+import pytest
+import torch
+
+from tamis.kernels import dispatch
+from tamis.mechanisms.rela import EPSILON, ReLANorm
+
+pytest.importorskip("triton")
+from tamis.kernels.rela_norm import RelaNorm
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+DTYPES = (torch.float32, torch.float16, torch.bfloat16) if DEVICE == "cuda" else (torch.float32, torch.float16)
+
+
+def inputs(shape, dtype, variant):
+    norm = ReLANorm(shape[-1], shape[-1] // 2, variant).to(DEVICE)
+    z = torch.randn(shape, device=DEVICE).relu().to(dtype)
+    z[..., 0, :] = 0.0  # a null row
+    return norm, z.requires_grad_(), torch.randn(shape, device=DEVICE).to(dtype)
+
+
+def exact(norm, z, grad):
+    """In fp64, by the plain operations."""
+    wide = ReLANorm(norm.embed_dim, norm.head_dim, norm.variant).to(DEVICE)
+    for mine, other in zip(wide.parameters(), norm.parameters(), strict=True):
+        mine.data = other.data.double()
+    z = z.detach().double().requires_grad_()
+    y = wide(z)
+    return [y, *torch.autograd.grad(y, (z, *wide.parameters()), grad.double())]
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("variant", ["g", "i", "rms"])
+@pytest.mark.parametrize("shape", [(3, 5, 64), (2, 7, 24), (2, 3, 2500)], ids=str)
+def test_compiled_agrees_with_plain_operations(shape, variant, dtype):
+    agrees(shape, variant, dtype)
+
+
+@pytest.mark.skipif(DEVICE == "cuda", reason="runs compiled")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
+@pytest.mark.parametrize("variant", ["g", "i", "rms"])
+@pytest.mark.parametrize("shape", [(3, 5, 64), (2, 7, 24)], ids=str)
+def test_interpreted_agrees_with_plain_operations(shape, variant, dtype):
+    agrees(shape, variant, dtype)
+
+
+def agrees(shape, variant, dtype):
+    norm, z, grad = inputs(shape, dtype, variant)
+    y = RelaNorm.apply(z, norm.gain, norm.gate, EPSILON)
+    assert y.dtype == dtype
+    found = [y, *torch.autograd.grad(y, (z, *norm.parameters()), grad)]
+    reference = exact(norm, z, grad)
+    eps = torch.finfo(dtype).eps
+    for ours, wanted in zip(found[:2], reference[:2], strict=True):
+        torch.testing.assert_close(ours.double(), wanted, rtol=2 * eps, atol=2 * eps * wanted.abs().max().item())
+    for ours, wanted in zip(found[2:], reference[2:], strict=True):  # sums in fp32, whatever comes in
+        torch.testing.assert_close(ours.double(), wanted, rtol=1e-5, atol=1e-5 * wanted.abs().max().item())
+    assert (found[0][..., 0, :] == 0.0).all()
+    assert (found[1][..., 0, :] == 0.0).all()
+
+
+@pytest.mark.skipif(DEVICE == "cuda", reason="runs compiled")
+def test_no_rows():
+    z = torch.empty(0, 16, requires_grad=True)
+    gain = torch.ones(16, requires_grad=True)
+    y = RelaNorm.apply(z, gain, None, EPSILON)
+    dz, dgain = torch.autograd.grad(y, (z, gain), torch.empty(0, 16))
+    assert y.shape == dz.shape == (0, 16)
+    assert (dgain == 0.0).all()
+
+
+def test_plain_operations_where_no_kernel_runs():
+    assert not dispatch.can_norm(torch.ones(2, 8))
+
+
+@pytest.mark.gpu
+def test_the_layer_takes_the_kernel_unless_it_cannot():
+    z = torch.randn(4, 64, device="cuda")
+    assert dispatch.can_norm(z)
+    assert not dispatch.can_norm(z.double())
+    assert not dispatch.can_norm(torch.randn(1, 2 * dispatch.MAX_NORM_CHANNELS, device="cuda"))
+    norm = ReLANorm(64, 16).cuda()
+    torch.testing.assert_close(norm(z), torch.compile(norm, fullgraph=True)(z))
