@@ -47,6 +47,11 @@ class Arguments(NamedTuple):
         return max(self.query.shape[3], self.value.shape[3])
 
     @property
+    def mask_by_query(self) -> bool:
+        """Whether there is a mask that differs between queries: such a tile of it takes as many loads as scores."""
+        return self.attn_mask is not None and self.attn_mask.shape[2] > 1
+
+    @property
     def whole_backward(self) -> bool:
         """All gradients of a key head in one program: its keys fit one tile, and its accumulators the registers."""
         if self.query.dtype == torch.float32:

@@ -46,6 +46,8 @@ class Sight(NamedTuple):
     right: Any
     mask_kind: tl.constexpr
     """0 none, 1 boolean, 2 additive"""
+    mask_by_query: tl.constexpr
+    """Or the same for all queries, as padding is."""
     has_lengths: tl.constexpr
     has_slopes: tl.constexpr
     has_query_positions: tl.constexpr
@@ -207,9 +209,14 @@ def _scores(
             s -= slope * tl.abs(ahead).to(tl.float32)
     if sight.mask_kind > 0:
         base = sight.mask + tl.cast(b, tl.int64) * sight.mask_strides[0] + tl.cast(h, tl.int64) * sight.mask_strides[1]
-        base += (q_start + q_first) * sight.mask_strides[2] + (k_start + k_first) * sight.mask_strides[3]
-        tile = tl.arange(0, BM)[:, None] * sight.mask_strides[2] + tl.arange(0, BN)[None, :] * sight.mask_strides[3]
-        mask = tl.load(base + tile, mask=(rows < num_q)[:, None] & (cols < num_k)[None, :], other=0)
+        base += (k_start + k_first) * sight.mask_strides[3]
+        along = tl.arange(0, BN) * sight.mask_strides[3]
+        if sight.mask_by_query:
+            base += (q_start + q_first) * sight.mask_strides[2]
+            tile = tl.arange(0, BM)[:, None] * sight.mask_strides[2] + along[None, :]
+            mask = tl.load(base + tile, mask=(rows < num_q)[:, None] & (cols < num_k)[None, :], other=0)
+        else:
+            mask = tl.load(base + along, mask=cols < num_k, other=0)[None, :]
         if sight.mask_kind == 1:
             seen = seen & (mask != 0)
         else:

@@ -32,7 +32,8 @@ class Tiles(NamedTuple):
 
 def forward_tiles(a: Arguments) -> Tiles:
     """All scores of a block of queries in registers up to 256 keys, in a loop beyond."""
-    keys, heavy = a.key.shape[2], a.rule == "power"  # whose temporaries take many registers
+    keys = a.key.shape[2]
+    heavy = a.rule == "power" or a.mask_by_query  # with temporaries that take many registers
     if a.query.dtype == torch.float32 or a.head_dim > 128:
         tiles = _small_tiles(a)
         if a.head_dim <= 64 and keys <= 128:
@@ -43,7 +44,7 @@ def forward_tiles(a: Arguments) -> Tiles:
         tiles = Tiles(64, 32, 4, 1, 2) if heavy else Tiles(64, 64, 4, 1, 1)
     elif keys <= 128:
         tiles = Tiles(64, 64, 4, 1, 2) if heavy else Tiles(128 if a.head_dim <= 64 else 64, 128, 4, 1, 1)
-    elif keys <= 256 and a.is_entmax and a.head_dim <= 64:
+    elif keys <= 256 and a.is_entmax and a.head_dim <= 64 and not a.mask_by_query:
         tiles = Tiles(64, 128, 4, 1, 2)
     else:
         tiles = Tiles(64, 64, 4, 3 if a.head_dim <= 64 else 2)
@@ -217,24 +218,54 @@ class Plan:
             a.query.shape[2],
             a.key.shape[2],
             *(() if blocks is None else (blocks,)),
-            *(constants[name] for name in kernel.arg_names if name in constants),
         )
-        self._grid = (programs, 1, 1)
-        self._run = functools.partial(kernel[self._grid], num_warps=tiles.warps, num_stages=tiles.stages)
+        self._constants = tuple(constants[name] for name in kernel.arg_names if name in constants)
+        self._kernel, self._grid = kernel, (programs, 1, 1)
+        self._options = {"num_warps": tiles.warps, "num_stages": tiles.stages}
+        self._run: Callable[..., object] | None = None
 
     def launch(self, a: Arguments, pointers: tuple[Tensor | None, ...]) -> None:
         mask = a.attn_mask
         if mask is not None and mask.dtype == torch.bool:
             mask = mask.view(torch.int8)
-        done = self._run(
+        arguments = (
             *pointers,
             attend.Sight(mask, a.key_lengths, a.alibi_slopes, a.query_positions, a.key_positions, *self._sight),
             attend.Dropout(a.seed, *self._dropout),
             attend.Packed(a.cu_q, a.cu_k, *self._packed),
             *self._numbers,
         )
-        if isinstance(done, CompiledKernel):  # from now on without looking at every argument again
-            self._run = done[self._grid]
+        if self._run is not None:
+            self._run(*arguments, *self._constants)
+        else:
+            self._first(a.query.device, arguments)
+
+    def _first(self, device: torch.device, arguments: tuple[Any, ...]) -> None:
+        """With a kernel that another plan has compiled, or by way of Triton, which looks at every argument."""
+        kind = (self._kernel, device, self._constants, *self._options.values(), *map(_kind, arguments))
+        compiled = _compiled.get(kind)
+        if compiled is None:
+            compiled = self._kernel[self._grid](*arguments, *self._constants, **self._options)
+            if isinstance(compiled, CompiledKernel):  # not the interpreter
+                _compiled[kind] = compiled
+                self._run = compiled[self._grid]
+        else:
+            self._run = compiled[self._grid]
+            self._run(*arguments, *self._constants)
+
+
+_compiled: dict[Any, CompiledKernel] = {}
+
+
+def _kind(x: Any) -> Any:
+    """What Triton compiles a kernel for: types, which pointers and numbers are multiples of 16, which numbers are 1."""
+    if isinstance(x, Tensor):
+        return x.dtype, x.data_ptr() % 16 == 0
+    if isinstance(x, tuple):
+        return tuple(map(_kind, x))
+    if isinstance(x, int):
+        return x == 1, x % 16 == 0, -(2**31) <= x < 2**31
+    return x.value if isinstance(x, tl.constexpr) else type(x)
 
 
 _plans: dict[Any, Plan] = {}
@@ -267,6 +298,7 @@ def _sight(a: Arguments) -> tuple[Any, ...]:
         a.left,
         a.right,
         _constant(0 if a.attn_mask is None else 1 if a.attn_mask.dtype == torch.bool else 2),
+        _constant(a.mask_by_query),
         _constant(a.key_lengths is not None),
         _constant(a.alibi_slopes is not None),
         _constant(a.query_positions is not None),
