@@ -11,7 +11,7 @@ SMALL = {"embed_dim": 16, "num_heads": 2, "ffn_dim": 16, "encoder_layers": 1, "d
 
 def test_it_writes_what_it_prints(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(train, "PAIRS", 200)
-    train.run(tmp_path, steps=30, batch_tokens=300, size=SMALL, vocabulary=50, device="cpu")
+    train.run(tmp_path, steps=80, batch_tokens=300, size=SMALL, vocabulary=50, device="cpu")
     record = json.loads((tmp_path / "train-cpu.json").read_text())
     assert [row["arm"] for row in record["rows"]] == ["softmax, torch's choice", "1.5-entmax", "alpha-entmax", "ReLA"]
     assert record["rows"][0]["over_softmax"] == 1.0

@@ -37,3 +37,23 @@ def test_skipped_steps_are_counted_without_waiting_for_the_device(data, tmp_path
     loss, calls = trainer.task.loss, iter(range(1, 1000))
     trainer.task.loss = lambda model, part: loss(model, part) * (float("inf") if next(calls) in (3, 4, 20) else 1.0)
     assert trainer.run().skipped == 3
+
+
+def test_graphs_give_the_losses_of_single_kernels(data, tmp_path, gpu):
+    for name, graphs in (("plain", False), ("graphs", True)):
+        trainer = tiny.trainer(data, tmp_path / name, gpu, dropout=0.0, steps=60, cuda_graphs=graphs)
+        trainer.run()
+    assert any(held.graph is not None for held in trainer.graphs._held.values())
+    for plain, graphed in zip(tiny.losses(tmp_path / "plain"), tiny.losses(tmp_path / "graphs"), strict=True):
+        key = "loss" if "loss" in plain else "valid_loss"
+        assert graphed[key] == pytest.approx(plain[key], rel=1e-3)
+
+
+@pytest.mark.parametrize("mechanism", ["softmax", "entmax", "rela"])
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_graphs_resume_to_the_bit(data, tmp_path, gpu, mechanism, precision):
+    settings = {"mechanism": mechanism, "precision": precision, "deterministic": True, "cuda_graphs": True, "steps": 60}
+    tiny.trainer(data, tmp_path / "one", gpu, **settings).run()
+    tiny.trainer(data, tmp_path / "two", gpu, **settings | {"steps": 40}).run()
+    tiny.trainer(data, tmp_path / "two", gpu, **settings).run()
+    assert tiny.losses(tmp_path / "two") == tiny.losses(tmp_path / "one")

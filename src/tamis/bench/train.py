@@ -10,8 +10,6 @@ as it could be with sequences packed end to end.
 
 from __future__ import annotations
 
-import dataclasses
-import itertools
 import json
 import tempfile
 from collections.abc import Callable, Iterator
@@ -34,12 +32,13 @@ from tamis.mechanisms import Mechanism
 from tamis.models.seq2seq import Seq2Seq, Seq2SeqConfig
 from tamis.nn.attention import Attention
 from tamis.training.distributed import Process
-from tamis.training.journal import Display, Record, read_journal
+from tamis.training.journal import Display, read_journal
 from tamis.training.objective import Measured, Objective
 from tamis.training.settings import TrainingConfig
 from tamis.training.trainer import Trainer
 
-PAIRS, VOCABULARY = 50_000, 32_000
+WATCHED = 8  # steps
+PAIRS, VOCABULARY = 20_000, 32_000
 ARMS: dict[str, Any] = {
     "1.5-entmax": {"name": "entmax", "alpha": 1.5},
     "alpha-entmax": "entmax",
@@ -115,17 +114,27 @@ class MadeUpText:
 def run(
     output: Path | None,
     *,
-    steps: int = 60,
+    steps: int = 240,
     batch_tokens: int = 25_000,
+    cuda_graphs: bool = True,
     size: dict[str, Any] | None = None,
     vocabulary: int = VOCABULARY,
     device: str | None = None,
 ) -> None:
-    """`size` are settings of Seq2SeqConfig; the papers' base model by default."""
+    """`size` are settings of Seq2SeqConfig; the papers' base model by default.
+
+    The first half of the steps compiles kernels, captures graphs and lets memory grow; the second is measured.
+    """
     place = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
     precision = "bf16" if place.type == "cuda" else "fp32"
     config = TrainingConfig(
-        steps=steps, batch_tokens=batch_tokens, precision=precision, log_every=10, checkpoint_every=steps, warmup=4000
+        steps=steps,
+        batch_tokens=batch_tokens,
+        precision=precision,
+        cuda_graphs=cuda_graphs,
+        log_every=10,
+        checkpoint_every=steps,
+        warmup=4000,
     )
     dense = DENSE if place.type == "cuda" else {"torch's choice": None}
     arms = {f"softmax, {name}": Dense(backend) for name, backend in dense.items()} | ARMS
@@ -150,7 +159,9 @@ def run(
     Console(width=120).print(table)
     if output is not None:
         settings = {"batch_tokens": batch_tokens, "steps": steps, "size": size, "vocabulary": vocabulary}
-        save(output / f"train-{place.type}.json", {"machine": machine(), "settings": settings, "rows": rows})
+        settings["cuda_graphs"] = cuda_graphs
+        kind = place.type + ("-graphs" if cuda_graphs and place.type == "cuda" else "")
+        save(output / f"train-{kind}.json", {"machine": machine(), "settings": settings, "rows": rows})
 
 
 def _row(
@@ -169,57 +180,50 @@ def _row(
             if isinstance(module, Attention):
                 module.mechanism = arm
     task = MadeUpText(config, vocabulary, PAIRS)
-    try:
-        _train(model, task, config, device)  # compiles kernels, and lets memory grow
-        records = _train(model, task, config, device)
-    except RuntimeError as error:  # an implementation that cannot take this
-        return {"arm": name, "tokens_per_second": None, "data_wait": None, "why": str(error).splitlines()[0][:60]}
-    busy, idle = _gpu(model, task, config, device) if device.type == "cuda" else (None, None)
-    records = records[1:]  # the first holds the start of the loop
+    with tempfile.TemporaryDirectory() as scratch:
+        trainer = Watched(model, task, config, Path(scratch), Process(0, 1, device), display=Display(quiet=True))
+        try:
+            trainer.run()
+        except RuntimeError as error:  # an implementation that cannot take this
+            return {"arm": name, "tokens_per_second": None, "data_wait": None, "why": str(error).splitlines()[0][:60]}
+        records = [record for record in read_journal(Path(scratch) / "metrics.jsonl") if "loss" in record]
+    records = [record for record in records if config.steps // 2 <= record["step"] <= config.steps - 2 * WATCHED]
     waits = [record["data_wait"] for record in records[1:]]
     return {
         "arm": name,
         "tokens_per_second": (records[-1]["tokens"] - records[0]["tokens"])
         / (records[-1]["seconds"] - records[0]["seconds"]),
         "data_wait": sum(waits) / len(waits),
-        "gpu_idle": idle,
-        "gpu_ms": busy,
+        **trainer.gpu(),
         "parameters": model.num_parameters(),
     }
 
 
-def _train(model: Seq2Seq, task: MadeUpText, config: TrainingConfig, device: torch.device) -> list[Record]:
-    """The records of one run."""
-    with tempfile.TemporaryDirectory() as scratch:
-        Trainer(model, task, config, Path(scratch), Process(0, 1, device), display=Display(quiet=True)).run()
-        return [record for record in read_journal(Path(scratch) / "metrics.jsonl") if "loss" in record]
+class Watched(Trainer):
+    """Looks at the GPU in a few steps shortly before the end."""
 
+    profile = None
 
-WATCHED = 8
+    def _update(self, *arguments: Any) -> None:
+        left = self.config.steps - self.state.step
+        if self.process.device.type == "cuda" and left == WATCHED + 2:
+            self.profile = torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA])
+            self.profile.start()
+        super()._update(*arguments)
+        if self.profile is not None and left == 3:
+            self.profile.stop()
 
-
-def _gpu(model: Seq2Seq, task: MadeUpText, config: TrainingConfig, device: torch.device) -> tuple[float, float]:
-    """Milliseconds of a step in which the GPU works, and the share of time in which it does not, over a few steps."""
-    profile = torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA])
-    calls, loss = itertools.count(1), task.loss
-
-    def watched(model: Callable[..., Tensor], part: Batch) -> Tensor:
-        number = next(calls)
-        if number == 10:
-            profile.start()
-        if number == 10 + WATCHED:
-            profile.stop()
-        return loss(model, part)
-
-    task.loss = watched  # type: ignore[method-assign]
-    _train(model, task, dataclasses.replace(config, steps=20, checkpoint_every=20), device)
-    with tempfile.TemporaryDirectory() as scratch:
-        profile.export_chrome_trace(f"{scratch}/trace.json")
-        events = json.loads(Path(f"{scratch}/trace.json").read_text())["traceEvents"]
-    kinds = ("kernel", "gpu_memcpy", "gpu_memset")
-    spans = sorted((event["ts"], event["ts"] + event["dur"]) for event in events if event.get("cat") in kinds)
-    busy, end = 0.0, spans[0][0]
-    for start, stop in spans:
-        busy += max(0.0, stop - max(start, end))
-        end = max(end, stop)
-    return busy / 1e3 / WATCHED, 1.0 - busy / (end - spans[0][0])
+    def gpu(self) -> dict[str, float | None]:
+        """Milliseconds of a step in which the GPU works, and the share of time in which it does not."""
+        if self.profile is None:
+            return {"gpu_ms": None, "gpu_idle": None}
+        with tempfile.TemporaryDirectory() as scratch:
+            self.profile.export_chrome_trace(f"{scratch}/trace.json")
+            events = json.loads(Path(f"{scratch}/trace.json").read_text())["traceEvents"]
+        kinds = ("kernel", "gpu_memcpy", "gpu_memset")
+        spans = sorted((event["ts"], event["ts"] + event["dur"]) for event in events if event.get("cat") in kinds)
+        busy, end = 0.0, spans[0][0]
+        for start, stop in spans:
+            busy += max(0.0, stop - max(start, end))
+            end = max(end, stop)
+        return {"gpu_ms": busy / 1e3 / WATCHED, "gpu_idle": 1.0 - busy / (end - spans[0][0])}

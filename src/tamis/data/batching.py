@@ -24,6 +24,8 @@ from tamis.data.vocabulary import Vocabulary
 
 POOL = 1 << 19  # pairs sorted by length together: enough that padding is small at any batch size
 
+ROOM_ROWS, ROOM_LENGTH = 16, 8  # steps in which a batch's memory grows where it is kept: few shapes, little padding
+
 Indices = npt.NDArray[np.int64]
 Lengths = npt.NDArray[np.integer[Any]]
 T = TypeVar("T")
@@ -43,6 +45,7 @@ class Batch:
     """Of the pairs in their corpus."""
     num_tokens: int
     """Labels that are not padding."""
+    pad_id: int = 0
 
     def to(self, device: torch.device | str, non_blocking: bool = False) -> Batch:
         return self._map(lambda tensor: tensor.to(device, non_blocking=non_blocking))
@@ -50,6 +53,26 @@ class Batch:
     def pin(self) -> Batch:
         """In pinned memory, from which a copy to the GPU need not wait."""
         return self._map(Tensor.pin_memory)
+
+    def room_shape(self) -> tuple[int, ...]:
+        """Rows and lengths rounded up: batches with the same fit into one room."""
+        (rows, source), target = self.source.shape, self.target.shape[1]
+        return _rounded(rows, ROOM_ROWS), _rounded(source, ROOM_LENGTH), _rounded(target, ROOM_LENGTH)
+
+    def room(self, device: torch.device | str) -> Batch:
+        """Memory for batches of about this shape; see `fill`."""
+        rows, source, target = self.room_shape()
+        sides = (torch.full((rows, length), self.pad_id, device=device) for length in (source, target, target))
+        return Batch(next(sides), next(sides), next(sides), [], 0, self.pad_id)
+
+    def fill(self, batch: Batch) -> None:
+        """Take over another batch.  Further places are padding, and further rows repeat its first without labels."""
+        rows = batch.source.shape[0]
+        for own, other in ((self.source, batch.source), (self.target, batch.target), (self.labels, batch.labels)):
+            own.fill_(self.pad_id)
+            own[:rows, : other.shape[1]].copy_(other, non_blocking=True)
+        self.source[rows:] = self.source[:1]
+        self.target[rows:] = self.target[:1]
 
     def _map(self, function: Callable[[Tensor], Tensor]) -> Batch:
         return replace(self, source=function(self.source), target=function(self.target), labels=function(self.labels))
@@ -84,12 +107,16 @@ def collate(
         labels=torch.from_numpy(labels),
         indices=chosen.tolist(),
         num_tokens=int(target_lengths.sum()) + len(chosen),
+        pad_id=target_vocabulary.pad_id,
     )
 
 
 def _rows(lengths: Lengths, pad_id: int, multiple: int) -> npt.NDArray[np.int64]:
-    width = int(lengths.max(initial=1))
-    return np.full((len(lengths), -(-width // multiple) * multiple), pad_id, np.int64)
+    return np.full((len(lengths), _rounded(int(lengths.max(initial=1)), multiple)), pad_id, np.int64)
+
+
+def _rounded(count: int, multiple: int) -> int:
+    return -(-count // multiple) * multiple
 
 
 def _filled(rows: npt.NDArray[np.int64], lengths: Lengths) -> npt.NDArray[np.bool_]:

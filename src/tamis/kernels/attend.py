@@ -234,7 +234,9 @@ def _mix(x):
 
 @triton.jit
 def _kept(dropout, head, q_first, k_first, BM: tl.constexpr, BN: tl.constexpr):
-    """0 or 1 / (1 - p) for each weight of a tile: a hash of the seed, the head and the indices, the same every time.
+    """Whether each weight of a tile stays: a hash of the seed, the head and the indices, the same every time.
+
+    Those that stay count 1 / (1 - p), `dropout.scale`, which what they are summed into is multiplied by at the end.
 
     One multiplication a weight: the product of two odd numbers, one of the row and one of the column, is as good as
     uniform, and two of them as good as independent, unless two rows' numbers are in a small ratio: one pair in 2^31.
@@ -247,7 +249,7 @@ def _kept(dropout, head, q_first, k_first, BM: tl.constexpr, BN: tl.constexpr):
     by_row = _mix(_mix(rows ^ low) + _mix(tl.cast(head, tl.uint32) ^ high)) | 1
     by_col = _mix(cols + high) | 1
     bits = by_row[:, None] * by_col[None, :]
-    return tl.where(bits < dropout.threshold, 0.0, dropout.scale)
+    return bits >= dropout.threshold
 
 
 # ---------------------------------------------------------------------------------------------------------------
@@ -415,8 +417,8 @@ def _add_output(
         r, v = _activation(s + bias, RULE)
     if dropout.on:
         kept = _kept(dropout, head, q_first, k_first, BM, BN)
-        r *= kept
-        v *= kept
+        r = tl.where(kept, r, 0.0)
+        v = tl.where(kept, v, 0.0)
     out = tl.dot(r.to(value.dtype), value, out, input_precision=PRECISION)
     if KEEP_O2:
         out2 = tl.dot(v.to(value.dtype), value, out2, input_precision=PRECISION)
@@ -550,7 +552,8 @@ def forward(
         tl.store(N + row, n, mask=present)
     elif HAS_SCALES:
         n = _load_scales(SCALES, scales_strides, b, h, q_start + q_first, present, BM)
-    _store(_matrix(OUT, b, h, q_start, o_strides), out * n[:, None], q_first, num_q, o_strides, DV, BM, DVW)
+    out *= (n * dropout.scale)[:, None]
+    _store(_matrix(OUT, b, h, q_start, o_strides), out, q_first, num_q, o_strides, DV, BM, DVW)
     if KEEP_O2:
         out2 *= _inverse(slope)[:, None]
         _store(_matrix(O2, b, h, q_start, o_strides), out2, q_first, num_q, o_strides, DV, BM, DVW)
@@ -608,22 +611,21 @@ def _whole_block(
     kappa = v
     if WITH_E:
         kappa = _curvature(x, log_x, n, e, FAST)
-    kept = 1.0
     if dropout.on:
         kept = _kept(dropout, head, q_first, first, BM, BN)
-        p *= kept
+        p = tl.where(kept, p, 0.0)
     dv = tl.dot(tl.trans(p.to(do.dtype)), do, dv, input_precision=PRECISION)
     dp = tl.dot(do, tl.trans(value), input_precision=PRECISION)
     if dropout.on:
-        dp *= kept
+        dp = tl.where(kept, dp, 0.0)
     if NORMALISED:
         dp -= (tl.sum(v * dp, 1) * _inverse(tl.sum(v, 1)))[:, None]
     ds = v * dp
     de = 0.0
     if WITH_E:
-        de = -tl.sum(tl.sum(kappa * ds, 1), 0)
+        de = -tl.sum(tl.sum(kappa * ds, 1), 0) * dropout.scale
     ds = ds.to(q.dtype)
-    dq = tl.dot(ds, k, input_precision=PRECISION) * scale
+    dq = tl.dot(ds, k, input_precision=PRECISION) * (scale * dropout.scale)
     _store(_matrix(DQ, b, h, zero, dq_strides), dq, q_first, num_q, dq_strides, D, BM, DW)
     dk = tl.dot(tl.trans(ds), q, dk, input_precision=PRECISION)
     return dk, dv, de
@@ -669,7 +671,9 @@ def backward_whole(
                 head_de += de
             if WITH_E:
                 tl.store(DE + b * H + h, head_de)
-    _store(_matrix(DK, b, key_head, zero, dk_strides), dk * scale, first, num_k, dk_strides, D, BN, DW)
+    dk *= scale * dropout.scale
+    dv *= dropout.scale
+    _store(_matrix(DK, b, key_head, zero, dk_strides), dk, first, num_k, dk_strides, D, BN, DW)
     _store(_matrix(DV_, b, key_head, zero, dv_strides), dv, first, num_k, dv_strides, DV, BN, DVW)
 
 
@@ -725,7 +729,7 @@ def backward_queries(
         p, v, x, log_x = _weights(s, m, c, n, e, bias, RULE, NORMALISED, FAST)
         dp = tl.dot(do, tl.trans(value), input_precision=PRECISION)
         if dropout.on:
-            dp *= _kept(dropout, head, q_token, first, BM, BN)
+            dp = tl.where(_kept(dropout, head, q_token, first, BM, BN), dp, 0.0)
         ds = v * (dp - delta[:, None])
         if WITH_E:
             kappa = _curvature(x, log_x, n, e, FAST)
@@ -734,9 +738,10 @@ def backward_queries(
             sum_v += tl.sum(v, 1)
             sum_v_dp += tl.sum(v * dp, 1)
         dq = tl.dot(ds.to(k.dtype), k, dq, input_precision=PRECISION)
-    _store(_matrix(DQ, b, h, q_start, dq_strides), dq * scale, q_first, num_q, dq_strides, D, BM, DW)
+    dq *= scale * dropout.scale
+    _store(_matrix(DQ, b, h, q_start, dq_strides), dq, q_first, num_q, dq_strides, D, BM, DW)
     if WITH_E:
-        tl.store(DE + program, tl.sum(sum_v_dp * _inverse(sum_v) * kappa_v - kappa_v_dp, 0))
+        tl.store(DE + program, tl.sum(sum_v_dp * _inverse(sum_v) * kappa_v - kappa_v_dp, 0) * dropout.scale)
 
 
 @triton.jit(do_not_specialize=(*LENGTHS, "num_blocks"))
@@ -780,11 +785,13 @@ def backward_keys(
             dp = tl.dot(do, tl.trans(value), input_precision=PRECISION)
             if dropout.on:
                 kept = _kept(dropout, head, q_start.to(tl.int32) + q_first, k_first, BM, BN)
-                p *= kept
-                dp *= kept
+                p = tl.where(kept, p, 0.0)
+                dp = tl.where(kept, dp, 0.0)
             if NORMALISED:
                 dp -= tl.load(DELTA + row, mask=present, other=0.0)[:, None]
             dk = tl.dot(tl.trans((v * dp).to(q.dtype)), q, dk, input_precision=PRECISION)
             dv = tl.dot(tl.trans(p.to(do.dtype)), do, dv, input_precision=PRECISION)
-    _store(_matrix(DK, b, key_head, k_start, dk_strides), dk * scale, k_first, num_k, dk_strides, D, BN, DW)
+    dk *= scale * dropout.scale
+    dv *= dropout.scale
+    _store(_matrix(DK, b, key_head, k_start, dk_strides), dk, k_first, num_k, dk_strides, D, BN, DW)
     _store(_matrix(DV_, b, key_head, k_start, dv_strides), dv, k_first, num_k, dv_strides, DV, BN, DVW)

@@ -46,6 +46,9 @@ class TrainingConfig(Config):
     precision: str = "fp32"
     """Or "bf16": autocast."""
     compile: bool = False
+    cuda_graphs: bool = False
+    """On one GPU: capture the passes of each shape of batch and replay them, for models that the host cannot keep up
+    with.  Batches are padded to fewer shapes."""
     deterministic: bool = False
     """On a GPU: resume to the bit, at some cost.  A CPU does so always."""
     parallel: str = "ddp"
@@ -73,7 +76,7 @@ class TrainingConfig(Config):
         at_least(self, 0, "seed", largest=LARGEST_SEED)
         optional_at_least(self, 1, "device_tokens", "patience")
         shares(self, "label_smoothing", "ema")
-        booleans(self, "compile", "deterministic", "tensorboard")
+        booleans(self, "compile", "cuda_graphs", "deterministic", "tensorboard")
         numbers(self, "lr", "eps", above=0.0)
         numbers(self, "weight_decay", "mechanism_lr", "clip", "loss_alpha")
         choose("optimizer", self.optimizer, ("adam", "adamw"))
@@ -86,6 +89,8 @@ class TrainingConfig(Config):
             raise ValueError(f"loss_alpha must lie in [1, 2], got {self.loss_alpha}")
         if self.eps < SMALLEST_EPS:
             raise ValueError(f"eps must be at least {SMALLEST_EPS:g}, got {self.eps}")
+        if self.compile and self.cuda_graphs:
+            raise ValueError("compile and cuda_graphs exclude each other: one of them is enough")
         if self.average > self.keep:
             raise ValueError(f"average = {self.average} needs as many checkpoints, but keep = {self.keep}")
 

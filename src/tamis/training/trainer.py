@@ -19,6 +19,7 @@ from tamis.models.pretrained import CONFIG, PretrainedModel
 from tamis.training import distributed, guards
 from tamis.training.checkpoint import CheckpointError, Checkpoints, average
 from tamis.training.distributed import Process
+from tamis.training.graphs import GraphedBackward
 from tamis.training.guards import TrainingError
 from tamis.training.journal import Display, Record
 from tamis.training.objective import Measured
@@ -84,6 +85,7 @@ class Trainer:
         self.model = model.to(process.device).train()
         self.spread = distributed.spread(self.model, config.parallel, process)
         self.called = torch.compile(self.spread, dynamic=True) if config.compile else self.spread
+        self.graphs = self._graphs() if config.cuda_graphs else None
         self.optimizer = build_optimizer(self.model, config)
         self.ema = MovingAverage(self.model, config.ema) if config.ema else None
         self.checkpoints = Checkpoints(folder / "checkpoints")
@@ -162,17 +164,15 @@ class Trainer:
     def _update(self, tokens: int, parts: list[Any], position: Position) -> None:
         number = self.state.step + 1
         torch.manual_seed(stream_seed(self.config.seed, number, self.process.rank))
-        self.optimizer.zero_grad(set_to_none=True)
+        self.optimizer.zero_grad(set_to_none=self.graphs is None)  # a graph adds to tensors that stay
         total = torch.zeros((), device=self.process.device)
+        backward = self._backward if self.graphs is None else self.graphs
         for index, part in enumerate(parts):
             last = index == len(parts) - 1
             explained = guards.memory_explained(self.task.describe(part), "training.device_tokens")
             with distributed.part_of_update(self.spread, last), explained:
-                with self._autocast():
-                    loss = self.task.loss(self.called, part.to(self.process.device, non_blocking=True))
                 # The exchange between processes takes means; wanted is the sum over all of them, per label.
-                (loss * (self.process.world / tokens)).backward()
-            total += loss.detach()
+                total += backward(part, self.process.world / tokens)
         norm, total = self._clip(), self.process.total(total)
         wrong = (~(norm + total).isfinite()).float()
         lr = learning_rate(self.config, number, getattr(self.model.config, "embed_dim", 1))
@@ -184,8 +184,26 @@ class Trainer:
         alphas = self._alphas() if number % self.config.log_every == 0 else {}
         self.recorder.add(StepNumbers(number, position.epoch, tokens, lr, values, alphas))
 
+    def _backward(self, part: Any, factor: float | Tensor) -> Tensor:
+        """Add the gradients of a part's loss times a factor; returns the loss."""
+        with self._autocast():
+            loss = self.task.loss(self.called, part.to(self.process.device, non_blocking=True))
+        (loss * factor).backward()
+        return loss.detach()
+
+    def _graphs(self) -> GraphedBackward | None:
+        if self.process.world > 1:
+            raise TrainingError(f"training.cuda_graphs is for one process, and there are {self.process.world}")
+        return GraphedBackward(self._backward, self.process.device) if self.process.device.type == "cuda" else None
+
     def _autocast(self) -> torch.autocast:
-        return torch.autocast(self.process.device.type, torch.bfloat16, enabled=self.config.precision == "bf16")
+        # A weight that is cast once and kept would not be cast anew when a graph is replayed.
+        return torch.autocast(
+            self.process.device.type,
+            torch.bfloat16,
+            enabled=self.config.precision == "bf16",
+            cache_enabled=not self.config.cuda_graphs,
+        )
 
     def _clip(self) -> Tensor:
         """The norm of the gradient before it was clipped."""

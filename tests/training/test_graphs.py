@@ -1,0 +1,75 @@
+"""Replayed steps, with a graph that is Python: what is captured runs again on the memory it was captured with."""
+
+import pytest
+import torch
+
+from tamis.training import Process, TrainingError
+from tamis.training.graphs import GraphedBackward
+from training import tiny
+
+CPU = torch.device("cpu")
+
+
+class Replayed(GraphedBackward):
+    """Captures by remembering what to call."""
+
+    def _capture(self, held):
+        run, self.captured = self.backward, getattr(self, "captured", 0) + 1
+        held.loss = torch.zeros(())
+
+        class Graph:
+            def replay(self):
+                held.loss.copy_(run(held.part, held.factor))
+
+        held.graph = Graph()
+
+
+def graphed(trainer):
+    """As on a GPU."""
+    trainer.graphs = Replayed(trainer._backward, CPU)
+    return trainer
+
+
+@pytest.mark.parametrize("mechanism", ["softmax", "entmax", "rela"])
+def test_padding_to_fewer_shapes_changes_nothing(data, tmp_path, mechanism):
+    settings = {"mechanism": mechanism, "dropout": 0.0, "steps": 30, "device_tokens": 150}
+    tiny.trainer(data, tmp_path / "plain", **settings).run()
+    trainer = graphed(tiny.trainer(data, tmp_path / "graphs", **settings))
+    trainer.run()
+    assert 0 < trainer.graphs.captured < 60
+    for plain, padded in zip(tiny.losses(tmp_path / "plain"), tiny.losses(tmp_path / "graphs"), strict=True):
+        key = "loss" if "loss" in plain else "valid_loss"
+        assert padded[key] == pytest.approx(plain[key], rel=1e-5)
+
+
+def test_resume_to_the_bit(data, tmp_path):
+    graphed(tiny.trainer(data, tmp_path / "one", steps=40)).run()
+    graphed(tiny.trainer(data, tmp_path / "two", steps=20)).run()
+    graphed(tiny.trainer(data, tmp_path / "two", steps=40)).run()
+    assert tiny.losses(tmp_path / "two") == tiny.losses(tmp_path / "one")
+
+
+def test_the_first_time_runs_without_a_graph_and_so_do_too_many_shapes(data, tmp_path, monkeypatch):
+    monkeypatch.setattr("tamis.training.graphs.MOST_GRAPHS", 2)
+    trainer = graphed(tiny.trainer(data, tmp_path, steps=60))
+    trainer.run()
+    held = list(trainer.graphs._held.values())
+    assert sum(one.graph is not None for one in held) == 2
+    assert any(one.runs > 1 and one.graph is None for one in held)
+    assert all(one.graph is None for one in held if one.runs == 1)
+
+
+def test_on_a_cpu_nothing_is_captured(data, tmp_path):
+    trainer = tiny.trainer(data, tmp_path, cuda_graphs=True)
+    assert trainer.graphs is None
+
+
+def test_several_processes_are_an_error(data, tmp_path, monkeypatch):
+    monkeypatch.setattr("tamis.training.distributed.spread", lambda model, *_: model)
+    with pytest.raises(TrainingError, match="for one process, and there are 2"):
+        tiny.trainer(data, tmp_path, Process(0, 2, CPU), cuda_graphs=True)
+
+
+def test_compiling_too_is_an_error():
+    with pytest.raises(ValueError, match="exclude each other"):
+        tiny.settings(compile=True, cuda_graphs=True)
