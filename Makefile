@@ -9,7 +9,7 @@ WORKERS ?= 2
 GPU_WORKERS ?= 8
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check format slow gpu-test bench clean
+.PHONY: help demo test browser check format slow gpu-test bench clean
 
 help:  ## show this
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -30,7 +30,12 @@ demo: $(VENV)/.user  ## the whole story in pictures and a table, written to demo
 
 # Workers with threads of their own would stand in each other's way.
 test: $(VENV)/.dev  ## everything that is neither slow nor in need of a GPU
+	@command -v chromedriver >/dev/null || echo 'no chromedriver: tests of the report in a browser are skipped, see make browser'
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m 'not gpu and not slow' -n $(WORKERS) --dist loadfile
+
+browser:  ## Chromium and its driver for the tests of the report, where there is apt
+	command -v chromedriver >/dev/null || { apt-get update -qq && \
+	DEBIAN_FRONTEND=noninteractive apt-get install -qq -y --no-install-recommends chromium chromium-driver >/dev/null; }
 
 slow: $(VENV)/.dev  ## the slow tests
 	$(BIN)/python -m pytest -m 'slow and not gpu'

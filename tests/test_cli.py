@@ -34,6 +34,8 @@ def test_demo_trains_draws_and_prints(tmp_path):
         path = tmp_path / "shown" / picture
         assert path.read_bytes().startswith(b"\x89PNG")
         assert path.stat().st_size > 20_000
+    assert "report.html" in result.stdout
+    assert (tmp_path / "shown" / "quick" / "report.html").read_text().startswith("<!doctype html>")
 
 
 def test_version():

@@ -178,6 +178,35 @@ def analyze(
 
 
 @command(app)
+def report(
+    runs: Annotated[list[Path], typer.Argument(help="Folders of analysed runs, shown side by side.")],
+    output: Path = Path("report.html"),
+    title: str = "Tamis report",
+) -> None:
+    """Write one page about runs, to open in any browser: scores, training, and every head to look into.
+
+    Nothing is loaded from a network.  Run `tamis analyze` on the runs first, and `tamis evaluate` to have scores.
+    """
+    from tamis.runs import report_runs
+
+    report_runs(runs, output, title)
+    print(f"{output}: {output.stat().st_size / 1e6:.1f} MB")
+
+
+@command(app)
+def plot(
+    runs: Annotated[list[Path], typer.Argument(help="Folders of analysed runs, drawn together.")],
+    output: Annotated[Path, typer.Option(help="The folder for the figures.")] = Path("figures"),
+    suffix: Annotated[str, typer.Option("--format", help="pdf, svg or png.")] = "pdf",
+) -> None:
+    """Draw the papers' figures of runs with matplotlib: alphas, densities, diversity, positions, one head."""
+    from tamis.runs import plot_runs
+
+    for path in plot_runs(runs, output, suffix):
+        print(path)
+
+
+@command(app)
 def compare(
     systems: Annotated[list[str], typer.Argument(help="NAME=RUN[,RUN...]: the runs of a system, such as its seeds.")],
     baseline: Annotated[str | None, typer.Option(help="A name; the first system by default.")] = None,
@@ -258,14 +287,17 @@ def bench_decode(output: Path | None = None, repeats: int = 3, threads: int = 2)
 
 
 @command(bench, "train")
-def bench_train(output: Path | None = None, steps: int = 60, batch_tokens: int = 25_000) -> None:
+def bench_train(
+    output: Path | None = None, steps: int = 240, batch_tokens: int = 25_000, cuda_graphs: bool = True
+) -> None:
     """Time the training loop with each kind of attention, the base model, beside the fastest dense attention.
 
-    The table is printed; with --output its numbers are also written there as train-cuda.json or train-cpu.json.
+    The table is printed; with --output its numbers are also written there as train-cuda-graphs.json, train-cuda.json
+    or train-cpu.json.
     """
     from tamis.bench.train import run
 
-    run(output, steps=steps, batch_tokens=batch_tokens)
+    run(output, steps=steps, batch_tokens=batch_tokens, cuda_graphs=cuda_graphs)
 
 
 def _lines(files: list[Path]) -> Iterator[str]:

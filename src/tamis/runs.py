@@ -5,6 +5,7 @@ runs/NAME/      config.toml, metrics.jsonl, checkpoints/          train_run
     model/      what to translate with: the best, or an average
     evaluation.json, test.hypotheses.txt                          evaluate_run
     analysis.json, analysis.npz                                   analyze_run
+report.html, figures                                              report_runs, plot_runs
 """
 
 from __future__ import annotations
@@ -26,13 +27,13 @@ import torch
 
 from tamis.analysis.analyze import analyze
 from tamis.analysis.capture import capture
-from tamis.analysis.files import write_arrays
+from tamis.analysis.files import read_arrays, write_arrays
 from tamis.analysis.importance import HeadImportance, head_importance
 from tamis.analysis.learned import alpha_trajectories
 from tamis.analysis.metrics import AttentionMetrics
 from tamis.analysis.nulls import null_signal
 from tamis.analysis.tokens import Sentences
-from tamis.config import Recipe, model_settings, read_recipe
+from tamis.config import SITES, Recipe, model_settings, read_recipe
 from tamis.data.batching import Batch, Updates, collate
 from tamis.data.corpus import Limits, ParallelCorpus, build_corpus
 from tamis.data.files import replacing
@@ -47,6 +48,7 @@ from tamis.evaluation.translation import Comparison, compare, score_translations
 from tamis.models.pretrained import WEIGHTS, PretrainedModel
 from tamis.models.seq2seq import Seq2Seq
 from tamis.nn.modes import evaluating
+from tamis.report import ReportRun, content, page
 from tamis.training.distributed import Process, process
 from tamis.training.guards import alone_in
 from tamis.training.journal import Display, Record, read_journal
@@ -56,7 +58,17 @@ from tamis.training.translation import TranslationTask
 RECIPE, METRICS, MODEL = "config.toml", "metrics.jsonl", "model"
 EVALUATION, HYPOTHESES, ANALYSIS, ARRAYS = "evaluation.json", "test.hypotheses.txt", "analysis.json", "analysis.npz"
 MAY_CHANGE = {
-    "training": {"steps", "patience", "keep", "average", "log_every", "tensorboard", "device_tokens", "compile"},
+    "training": {
+        "steps",
+        "patience",
+        "keep",
+        "average",
+        "log_every",
+        "tensorboard",
+        "device_tokens",
+        "compile",
+        "cuda_graphs",
+    },
     "data": {"test", "gold", "folder"},
     "decoding": {field.name for field in dataclasses.fields(DecodingConfig)},
 }
@@ -281,11 +293,11 @@ def analyze_run(
 
 def _importance(loaded: Translator, batches: Sequence[Batch]) -> HeadImportance:
     """How the loss changes without each head, on the first batches."""
-    few: list[Batch] = []
-    for batch in batches:
-        few.append(batch)
-        if sum(taken.num_tokens for taken in few) >= OBSERVED_TOKENS:
+    few = [batches[0]]
+    for batch in batches[1:]:
+        if sum(taken.num_tokens for taken in few) + batch.num_tokens > OBSERVED_TOKENS:
             break
+        few.append(batch)
     pad_id, alpha = loaded.target_vocabulary.pad_id, loaded.decoding.alpha
 
     def loss() -> float:
@@ -346,6 +358,68 @@ def _scored(folder: Path, pairs: Sequence[Pair]) -> dict[str, str]:
         model = hashlib.file_digest(file, "sha256").hexdigest()
     text = "".join(f"{pair.source}\n{pair.target}\n" for pair in pairs)
     return {"model": model, "test": hashlib.sha256(text.encode()).hexdigest()}
+
+
+def report_runs(folders: Sequence[Path], output: Path, title: str = "Tamis report") -> None:
+    """One page about analysed runs side by side, with all that it needs inside; docs/report.md shows it."""
+    text = page(content(analysed_runs(folders), title))
+    with replacing(output) as file:
+        file.write(text.encode())
+
+
+def plot_runs(folders: Sequence[Path], output: Path, suffix: str = "pdf") -> list[Path]:
+    """The papers' figures of analysed runs, drawn by matplotlib into a folder; returns the files."""
+    from tamis.report.plots import plot
+
+    return plot(analysed_runs(folders), output, suffix)
+
+
+def analysed_runs(folders: Sequence[Path]) -> list[ReportRun]:
+    """What the stages wrote about runs.  An evaluation may be missing, an analysis not."""
+    return [_analysed(folder, name) for folder, name in zip(folders, _names(folders), strict=True)]
+
+
+def _analysed(folder: Path, name: str) -> ReportRun:
+    for path in (folder / ANALYSIS, folder / ARRAYS):
+        if not path.is_file():
+            raise FileNotFoundError(f"{folder} has not been analysed: run `tamis analyze {folder}` first")
+    evaluation = folder / EVALUATION
+    return ReportRun(
+        name=name,
+        analysis=json.loads((folder / ANALYSIS).read_text()),
+        arrays={key: array.numpy() for key, array in read_arrays(folder / ARRAYS).items()},
+        evaluation=json.loads(evaluation.read_text()) if evaluation.is_file() else {},
+        records=list(read_journal(folder / METRICS)) if (folder / METRICS).is_file() else (),
+        mechanism=_mechanism(read_recipe(folder / RECIPE)) if (folder / RECIPE).is_file() else None,
+    )
+
+
+def _names(folders: Sequence[Path]) -> list[str]:
+    """The last part of each folder's path, or as many as it takes to tell them apart."""
+    whole = [folder.resolve().parts for folder in folders]
+    if len(set(whole)) < len(whole):
+        raise ValueError(f"each run counts once, got one twice in {', '.join(map(str, folders))}")
+    names: list[str] = []
+    for depth in range(1, max((len(parts) for parts in whole), default=0) + 1):
+        names = ["/".join(parts[-depth:]) for parts in whole]
+        if len(set(names)) == len(names):
+            break
+    return names
+
+
+def _mechanism(recipe: Recipe) -> str:
+    """In words: "entmax", "entmax alpha 1.5", or what each site has where they differ."""
+    settings = model_settings(recipe.model, vocab_size=1)
+    found = {site.partition("_")[0]: _spec(getattr(settings, site)) for site in SITES}
+    if len(set(found.values())) == 1:
+        return found["encoder"]
+    return ", ".join(f"{site} {text}" for site, text in found.items())
+
+
+def _spec(spec: Any) -> str:
+    if isinstance(spec, str):
+        return spec
+    return " ".join([spec["name"], *(f"{key} {value}" for key, value in spec.items() if key != "name")])
 
 
 def _check_recipe(recipe: Recipe, folder: Path) -> None:

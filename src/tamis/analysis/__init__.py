@@ -26,6 +26,7 @@ from tamis.analysis.metrics import (
 from tamis.analysis.nulls import NullRate, NullSignal, auc, null_rates, null_signal
 from tamis.analysis.results import Analysis, NamedHead, SiteAnalysis, Thresholds
 from tamis.analysis.scales import ScaleMetrics, SiteScales
+from tamis.analysis.show import Explorer, show
 from tamis.analysis.shown import ShownSentence, shown_sentences
 from tamis.analysis.sites import attention_sites, kind_of
 from tamis.analysis.tokens import Sentences, Tokens, describe_tokens, run_model
@@ -39,6 +40,7 @@ __all__ = [
     "AttentionMetrics",
     "Captured",
     "Consumer",
+    "Explorer",
     "HeadImportance",
     "InputConsumer",
     "NamedHead",
@@ -77,6 +79,7 @@ __all__ = [
     "quantiles",
     "read_arrays",
     "run_model",
+    "show",
     "shown_sentences",
     "silenced",
     "sparsity_rate",

@@ -16,7 +16,7 @@ from tamis.config import read_recipe
 from tamis.data.grammar import Example
 from tamis.data.text import grammar_examples
 from tamis.decoding import Translator
-from tamis.runs import EVALUATION, evaluate_run, train_run
+from tamis.runs import EVALUATION, analyze_run, evaluate_run, report_runs, train_run
 from tamis.training.journal import Display, read_journal
 
 RECIPE = Path(__file__).with_name("demo.toml")
@@ -45,6 +45,7 @@ def run(folder: Path, console: Console, quick: bool = False) -> None:
         runs[arm] = place / "runs" / arm
         train_run(recipe, runs[arm], "cpu", display)
         evaluate_run(runs[arm], "cpu", say=lambda text: None)
+        analyze_run(runs[arm], device="cpu", say=lambda text: None)
     console.print()
     rows = _results(runs)
     console.print(_table(rows))
@@ -56,8 +57,11 @@ def run(folder: Path, console: Console, quick: bool = False) -> None:
     _show_sentences(console, translators, examples)
     picture = place / "attention.png"
     draw_attention(picture, translators, _telling(examples))
+    report = place / "report.html"
+    report_runs(list(runs.values()), report, "Tamis demo")
     console.print(f"\n{time.monotonic() - began:.0f} seconds.  What to open next:")
     for line in (
+        f"{report}  everything about the three models, every head to look into; any browser, no network",
         f"{picture}  one sentence through the heads of each model; grey is exactly 0",
         f"{runs['entmax'] / 'metrics.jsonl'}  the alpha of every head over training",
         "recipes/demo.toml  the recipe, to copy and change; docs/training.md says how",

@@ -1,0 +1,6 @@
+"""One offline page about runs: what they scored, how they learned, and every head to look into."""
+
+from tamis.report.content import ReportRun, content
+from tamis.report.page import page
+
+__all__ = ["ReportRun", "content", "page"]

@@ -1,0 +1,86 @@
+// Figures about training.
+
+const CURVES = {
+  loss: 'training loss',
+  valid_loss: 'validation loss',
+  valid_bleu: 'validation BLEU',
+  density: 'density of all heads',
+};
+
+// One figure that was noted while training.
+function trainingPanel(name, colours) {
+  return {
+    title: CURVES[name],
+    lines: runs
+      .filter((run) => run.curves[name])
+      .map((run) => ({
+        points: run.curves[name],
+        colour: colourOf(run, colours),
+        tip: ([step, value]) => [run.name, `step ${whole(step)}`, `${CURVES[name]} ${value.toPrecision(4)}`],
+      })),
+  };
+}
+
+function trainingCurves() {
+  const names = Object.keys(CURVES).filter((name) => runs.some((run) => run.curves[name]));
+  const rows = names.flatMap((name) =>
+    runs.flatMap((run) => (run.curves[name] ?? []).map(([step, value]) => [run.name, name, step, value])),
+  );
+  return (
+    names.length && {
+      name: 'training',
+      title: 'Training curves',
+      caption:
+        'Loss on the training data, then what was measured on the validation set at every checkpoint. ' +
+        'Panels have scales of their own.',
+      draw: (colours) => ({
+        panels: names.map((name) => trainingPanel(name, colours)),
+        x: { label: 'step', hold: [0] },
+        y: { own: true },
+        entries: entriesOf(runs, colours),
+      }),
+      rows: [['run', 'figure', 'step', 'value'], ...rows],
+    }
+  );
+}
+
+function alphaTrajectories() {
+  const some = runs.filter((run) => run.trajectories?.steps?.length > 1 && Object.keys(run.trajectories.sites).length);
+  return some.map((run) => {
+    const { steps, sites } = run.trajectories;
+    const heads = Object.entries(sites)
+      .filter(([site]) => site in run.sites)
+      .flatMap(([site, rows]) => {
+        const [kind, layer] = run.place(site);
+        return rows[0].map((_, head) => ({ kind, layer, head, alphas: rows.map((row) => row[head]) }));
+      });
+    return {
+      name: `alpha-trajectories-${run.name}`,
+      title: runs.length > 1 ? `Alpha over training, ${run.name}` : 'Alpha over training',
+      caption:
+        'One line for each head: its alpha at every step that was noted. 1 is softmax, 2 is sparsemax. The ' +
+        'stronger the colour, the later the layer.',
+      draw: (colours) => ({
+        panels: kindsOf([run]).map((kind) => ({
+          title: KIND_NAMES[kind],
+          lines: heads
+            .filter((head) => head.kind === kind)
+            .map((head) => ({
+              points: head.alphas.map((alpha, k) => [steps[k], alpha]),
+              colour: `rgb(${along(colours.layers, head.layer / Math.max(1, layersOf([run], kind) - 1)).join(' ')})`,
+              thin: true,
+              tip: ([step, alpha]) => [headName(head), `step ${whole(step)}`, `alpha ${fixed(alpha, 3)}`],
+            })),
+        })),
+        x: { label: 'step' },
+        y: { domain: [1, 2] },
+      }),
+      rows: [
+        ['attention', 'layer', 'head', 'step', 'alpha'],
+        ...heads.flatMap(({ kind, layer, head, alphas }) =>
+          alphas.map((alpha, k) => [kind, layer, head, steps[k], alpha]),
+        ),
+      ],
+    };
+  });
+}

@@ -1,0 +1,81 @@
+"""`tamis report` and `tamis plot`, on run folders."""
+
+import json
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from report import cases
+from tamis.analysis import write_arrays
+from tamis.cli import app
+from tamis.report import plots
+from tamis.runs import analysed_runs
+
+
+def called(*arguments):
+    return CliRunner().invoke(app, list(map(str, arguments)))
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory):
+    root = tmp_path_factory.mktemp("runs")
+    for run in cases.three_runs()[:2]:
+        folder = root / "seed1" / run.name
+        folder.mkdir(parents=True)
+        (folder / "analysis.json").write_text(json.dumps(run.analysis))
+        write_arrays(folder / "analysis.npz", {key: torch.from_numpy(array) for key, array in run.arrays.items()})
+    settings = "name = 'x'\n[data]\ntrain = 'grammar:train:10'\nvalid = 'grammar:valid:10'\n"
+    entmax, softmax = root / "seed1" / "entmax", root / "seed1" / "softmax"
+    (entmax / "config.toml").write_text(settings + "[model]\nmechanism = { name = 'entmax', alpha = 1.5 }\n")
+    (softmax / "config.toml").write_text(settings + "[model]\ncross_mechanism = 'rela'\n")
+    (entmax / "evaluation.json").write_text(json.dumps(cases.EVALUATION))
+    (entmax / "metrics.jsonl").write_text("".join(json.dumps(record) + "\n" for record in cases.RECORDS))
+    return softmax, entmax
+
+
+def test_a_report_is_written(folders, tmp_path):
+    found = called("report", *folders, "--output", tmp_path / "new" / "report.html", "--title", "Mine & yours")
+    assert found.exit_code == 0, found.output
+    assert "report.html: " in found.stdout
+    text = (tmp_path / "new" / "report.html").read_text(encoding="utf-8")
+    assert "<title>Mine &amp; yours</title>" in text
+
+
+def test_figures_are_written(folders, tmp_path, monkeypatch):
+    pytest.importorskip("matplotlib")
+    monkeypatch.setattr(plots, "FIGURES", {"diversity": plots.diversity, "positions": plots.positions})
+    found = called("plot", *folders, "--output", tmp_path / "figures", "--format", "svg")
+    assert found.exit_code == 0, found.output
+    listed = [line for line in found.stdout.splitlines() if line.endswith(".svg")]
+    assert sorted(listed) == sorted(map(str, (tmp_path / "figures").iterdir()))
+
+
+def test_what_stages_wrote_is_read(folders):
+    softmax, entmax = analysed_runs(folders)
+    assert (softmax.name, entmax.name) == ("softmax", "entmax")
+    assert entmax.mechanism == "entmax alpha 1.5"
+    assert softmax.mechanism.endswith("cross rela")
+    assert (len(softmax.records), len(entmax.records)) == (0, len(cases.RECORDS))
+    assert (softmax.evaluation, entmax.evaluation) == ({}, cases.EVALUATION)
+
+
+@pytest.mark.parametrize("name", ["report", "plot"])
+def test_a_run_that_was_not_analysed_is_told_what_to_do(name, tmp_path):
+    found = called(name, tmp_path, "--output", tmp_path / "out")
+    assert found.exit_code == 1
+    assert f"error: {tmp_path} has not been analysed: run `tamis analyze {tmp_path}` first" in found.output
+    assert not (tmp_path / "out").exists()
+
+
+def test_folders_of_one_name_are_told_apart(folders, tmp_path):
+    other = tmp_path / "seed2" / "entmax"
+    other.parent.mkdir()
+    other.symlink_to(folders[1])
+    with pytest.raises(ValueError, match="each run counts once"):
+        analysed_runs([folders[1], other])
+    other.unlink()
+    other.mkdir()
+    for path in folders[1].iterdir():
+        (other / path.name).write_bytes(path.read_bytes())
+    assert [run.name for run in analysed_runs([folders[1], other])] == ["seed1/entmax", "seed2/entmax"]
