@@ -19,7 +19,7 @@ FACTORS: dict[str, tuple[Any, ...]] = {
     "head_dims": ((16, 16), (64, 64), (24, 40), (80, 128), (256, 160)),
     "groups": (1, 2),
     "structure": ("full", "causal", "window", "causal window", "alibi", "causal alibi", "positions", "packed"),
-    "mask": ("none", "boolean", "additive", "lengths"),
+    "mask": ("none", "boolean", "padding", "additive", "lengths"),
     "dropout": (0.0, 0.3),
     "layout": ("contiguous", "heads last", "odd strides"),
 }
@@ -99,6 +99,10 @@ class Problem:
         if case["mask"] == "boolean":
             mask = torch.rand(batch, 1, num_q, num_k, generator=generator) > 0.4
             mask[0, 0, 0] = False
+            self.options["attn_mask"] = mask
+        if case["mask"] == "padding":
+            mask = torch.rand(batch, 1, 1, num_k, generator=generator) > 0.4
+            mask[-1] = False
             self.options["attn_mask"] = mask
         if case["mask"] == "additive":
             mask = torch.randn(HEADS, num_q, num_k, generator=generator)

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from tamis.analysis.sites import refuse_compiled, site_name
+from tamis.analysis.sites import NamedSite, kind_of, refuse_compiled, site_name
 from tamis.attention.checks import check_call
 from tamis.mechanisms import Mechanism
 from tamis.nn import Attention
@@ -44,7 +44,7 @@ def capture(
     sites: Callable[[str], bool] | None = None,
     inputs: InputConsumer | None = None,
 ) -> Iterator[Captured]:
-    """Record the weights of every :class:`tamis.nn.Attention` in a model while it runs.
+    """Record the weights of every :class:`tamis.nn.Attention` in a model while it runs, or of a model of `tamis.hf`.
 
     Args:
         model: any module; its outputs do not change.  A wrapper such as DDP may be given.
@@ -70,6 +70,9 @@ def capture(
                 site = site_name(name)
                 if sites is None or sites(site):
                     handles.extend(recorder.attach(site, module))
+            elif isinstance(module, NamedSite):
+                wanted = sites is None or sites(module.site)
+                handles.extend(recorder.attach_named(module.site if wanted else None, module))
         yield captured
     finally:
         for handle in handles:
@@ -94,6 +97,20 @@ class _Recorder:
         def enter(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
             self.site, self.query_mask = site, self._query_mask(args, kwargs)
 
+        yield from self._hooks(attention, enter)
+
+    def attach_named(self, site: str | None, attention: NamedSite) -> Iterator[Any]:
+        """Sites that are not asked for are followed too: only self-attention can tell what is padding."""
+        is_cross = kind_of(attention.site) == "cross"
+
+        def enter(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+            if not is_cross:
+                self.layer_mask = _seeing_themselves(args[0], args[1], kwargs["attn_mask"])
+            self.site, self.query_mask = site, self.layer_mask
+
+        yield from self._hooks(attention, enter)
+
+    def _hooks(self, attention: Attention | NamedSite, enter: Callable[..., None]) -> Iterator[Any]:
         def leave(*_: Any) -> None:
             self.site = None
 
@@ -133,6 +150,15 @@ def _of_queries(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor | None:
     """The part of a mask over the keys of self-attention that is about its queries, which are the last of them."""
     x, mask = args[0] if args else kwargs["x"], kwargs.get("key_mask")
     return None if mask is None else mask[:, mask.shape[1] - x.shape[1] :]
+
+
+def _seeing_themselves(query: Tensor, key: Tensor, mask: Tensor | None) -> Tensor | None:
+    """(B, Lq), False for padding, from the mask of self-attention, whose queries are the last of its keys."""
+    if mask is None:
+        return None
+    behind = key.shape[2] - query.shape[2]
+    own = mask.expand(-1, -1, query.shape[2], key.shape[2]).diagonal(behind, -2, -1)  # (B, 1 or H, Lq)
+    return (own if own.dtype == torch.bool else own > float("-inf")).any(1)
 
 
 def _visible(query: Tensor, key: Tensor, options: dict[str, Any], query_mask: Tensor | None) -> Tensor:

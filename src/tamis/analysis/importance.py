@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from tamis.analysis.metrics import plain
-from tamis.analysis.sites import attention_sites, refuse_compiled
+from tamis.analysis.sites import NamedSite, attention_sites, refuse_compiled
 from tamis.mechanisms.checks import choose
 from tamis.nn import Attention
 from tamis.nn.modes import evaluating
@@ -47,7 +47,11 @@ def silenced(model: nn.Module, site: str, head: int) -> Iterator[None]:
     if not 0 <= head < attention.num_heads:
         raise ValueError(f"{site} has heads 0 to {attention.num_heads - 1}, got {head}")
     refuse_compiled(model)
-    handle = attention.out_proj.register_forward_pre_hook(_without(attention, head))
+    mute = _without(attention, head)
+    if isinstance(attention, NamedSite):
+        handle = attention.register_forward_hook(lambda module, args, output: mute(output))
+    else:
+        handle = attention.out_proj.register_forward_pre_hook(lambda module, args: (mute(args[0]),))
     try:
         yield
     finally:
@@ -76,10 +80,6 @@ def head_importance(
     return HeadImportance(baseline=baseline, change=change)
 
 
-def _without(attention: Attention, head: int) -> Callable[[nn.Module, tuple[Tensor, ...]], tuple[Tensor]]:
+def _without(attention: Attention | NamedSite, head: int) -> Callable[[Tensor], Tensor]:
     channels = torch.arange(attention.num_heads).repeat_interleave(attention.head_dim) == head
-
-    def mute(module: nn.Module, args: tuple[Tensor, ...]) -> tuple[Tensor]:
-        return (args[0].masked_fill(channels.to(args[0].device), 0.0),)
-
-    return mute
+    return lambda merged: merged.masked_fill(channels.to(merged.device), 0.0)

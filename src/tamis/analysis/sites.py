@@ -5,7 +5,20 @@ from __future__ import annotations
 import torch
 from torch import nn
 
+from tamis.mechanisms import Mechanism
 from tamis.nn import Attention
+
+
+class NamedSite(nn.Module):
+    """Attention inside a model that is not made of ours, such as one of `tamis.hf`; it knows what it is called.
+
+    Its forward takes queries, keys and values as a mechanism does, and returns what is projected, (B, Lq, H * Dv).
+    """
+
+    site: str
+    mechanism: Mechanism
+    num_heads: int
+    head_dim: int
 
 
 def site_name(path: str) -> str:
@@ -20,9 +33,13 @@ def kind_of(site: str) -> str:
     return "encoder" if site.startswith("encoder") else "decoder"
 
 
-def attention_sites(model: nn.Module) -> dict[str, Attention]:
-    """Every :class:`tamis.nn.Attention` of a model by its site, in the order of the modules."""
-    return {site_name(path): module for path, module in model.named_modules() if isinstance(module, Attention)}
+def attention_sites(model: nn.Module) -> dict[str, Attention | NamedSite]:
+    """Every :class:`tamis.nn.Attention` or `NamedSite` of a model by its site, in the order of the modules."""
+    return {
+        module.site if isinstance(module, NamedSite) else site_name(path): module
+        for path, module in model.named_modules()
+        if isinstance(module, Attention | NamedSite)
+    }
 
 
 def device_of(model: nn.Module) -> torch.device:

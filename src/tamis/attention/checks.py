@@ -86,7 +86,7 @@ def check_call(
         cu_seqlens=_packed(cu_seqlens_q, cu_seqlens_k, batch, num_queries, num_keys) if packed else None,
         alibi_slopes=_slopes(alibi_slopes, batch, heads, compute_dtype(query.dtype)),
     )
-    if scale is not None and not math.isfinite(scale):
+    if scale is not None and not -math.inf < scale < math.inf:  # torch.compile may know it as a symbol only
         raise ValueError(f"scale must be finite, got {scale}")
     return Call(query, key, value, visibility, 1.0 / math.sqrt(max(1, query.shape[3])) if scale is None else scale)
 

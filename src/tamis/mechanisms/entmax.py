@@ -21,6 +21,9 @@ from tamis.mechanisms.base import Mechanism, span
 from tamis.mechanisms.checks import check_heads
 from tamis.precision import KeepsPrecision
 
+LIMIT = 8  # an int: torch.compile may take a float for a symbol
+"""Largest magnitude of the raw value: alpha comes within 0.04 % of its range's ends, the slope never below 3e-4."""
+
 
 class LearnedAlpha(KeepsPrecision):
     """A tensor of alphas in (low, high), each learned.
@@ -34,8 +37,7 @@ class LearnedAlpha(KeepsPrecision):
     to half precision: in bfloat16 the sigmoid saturates just above a raw value of 6.
     """
 
-    limit = 8.0
-    """Largest magnitude of the raw value: alpha comes within 0.04 % of its range's ends, the slope never below 3e-4."""
+    limit = LIMIT
 
     def __init__(
         self, shape: int | tuple[int, ...], low: float = 1.0, high: float = 2.0, init: str | float = "normal"
@@ -69,18 +71,18 @@ class LearnedAlpha(KeepsPrecision):
             else:
                 share = (self.init - self.low) / (self.high - self.low)
                 self.raw.fill_(math.log(share / (1.0 - share)) if 0.0 < share < 1.0 else math.copysign(99, share - 0.5))
-            self.raw.clamp_(-self.limit, self.limit)
+            self.raw.clamp_(-LIMIT, LIMIT)
 
     def forward(self) -> Tensor:
         if self.training and torch.is_grad_enabled():
             # An optimiser may have stepped past the limit: bring the value back to where the gradient lives.
             with torch.no_grad():
-                self.raw.clamp_(-self.limit, self.limit)
-        return self.low + (self.high - self.low) * torch.sigmoid(_InwardClamp.apply(self.raw, self.limit))
+                self.raw.clamp_(-LIMIT, LIMIT)
+        return self.low + (self.high - self.low) * torch.sigmoid(_InwardClamp.apply(self.raw))
 
     def extra_repr(self) -> str:
         with torch.no_grad():
-            alphas = self.low + (self.high - self.low) * torch.sigmoid(self.raw.detach().clamp(-self.limit, self.limit))
+            alphas = self.low + (self.high - self.low) * torch.sigmoid(self.raw.detach().clamp(-LIMIT, LIMIT))
         return f"shape={self.shape}, low={self.low}, high={self.high}, alpha={span(alphas)}"
 
 
@@ -144,20 +146,19 @@ def _check_shape(shape: tuple[int, ...], num_heads: int) -> None:
 
 
 class _InwardClamp(torch.autograd.Function):
-    """clamp(x, -limit, limit) whose gradient passes inside, and outside when a descent step would lead back in."""
+    """clamp(x, -LIMIT, LIMIT) whose gradient passes inside, and outside when a descent step would lead back in."""
 
     generate_vmap_rule = True
 
     @staticmethod
-    def forward(x: Tensor, limit: float) -> Tensor:
-        return x.clamp(-limit, limit)
+    def forward(x: Tensor) -> Tensor:
+        return x.clamp(-LIMIT, LIMIT)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
-        ctx.limit = inputs[1]
         ctx.save_for_backward(output)  # not x, which another call may change in place
 
     @staticmethod
     def backward(ctx: Any, g: Tensor) -> Any:
         (clamped,) = ctx.saved_tensors
-        return torch.where(clamped * g.sign() <= -ctx.limit, 0.0, g), None
+        return torch.where(clamped * g.sign() <= -LIMIT, 0.0, g)

@@ -1,0 +1,40 @@
+"""From dense to sparse: what continued training of a sparsified model needs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from tamis.hf.sites import parts_of
+from tamis.mechanisms import LearnedAlpha
+
+
+def added_parameters(model: nn.Module) -> list[nn.Parameter]:
+    """The parameters that `sparsify` added: alphas, norms, scales."""
+    return [parameter for _, part in parts_of(model) for parameter in part.parameters()]
+
+
+def parameter_groups(model: nn.Module, lr: float, added_lr: float) -> list[dict[str, Any]]:
+    """For an optimiser: the parameters that `sparsify` added with a learning rate of their own and no weight decay.
+
+    An alpha near 1 moves slowly: its raw value has far to go.  A rate ten to a hundred times that of the weights is
+    usual for it.
+    """
+    added = added_parameters(model)
+    known = {id(parameter) for parameter in added}
+    others = [parameter for parameter in model.parameters() if id(parameter) not in known]
+    return [{"params": others, "lr": lr}, {"params": added, "lr": added_lr, "weight_decay": 0.0}]
+
+
+def sparsity_pressure(model: nn.Module) -> Tensor:
+    """How far the learned alphas are from their upper end, on average, from 0 to 1; add some of it to the loss.
+
+    Without it alphas go where the loss sends them, which may be back to 1.
+    """
+    learned = [module for _, part in parts_of(model) for module in part.modules() if isinstance(module, LearnedAlpha)]
+    if not learned:
+        raise ValueError("the model has no learned alphas: call tamis.hf.sparsify first")
+    distances = [(alpha.high - alpha()) / (alpha.high - alpha.low) for alpha in learned]
+    return torch.cat([distance.flatten() for distance in distances]).mean()
