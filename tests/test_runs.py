@@ -226,6 +226,14 @@ def test_a_recipe_that_failed_does_not_claim_the_folder(place, tmp_path):
     train_run(read_recipe(place / "tiny.toml", ["training.steps=5"], "softmax"), tmp_path, "cpu", Display(quiet=True))
 
 
+def test_a_model_that_no_memory_holds(place, tmp_path):
+    recipe = read_recipe(place / "tiny.toml", ["model.embed_dim=1000000000"], "softmax")
+    with pytest.raises(
+        TrainingError, match=r"out of memory on the weights of the model: lower the sizes under \[model\]"
+    ):
+        train_run(recipe, tmp_path / "run", "cpu", Display(quiet=True))
+
+
 def test_one_run_at_a_time(place, tmp_path):
     with alone_in(tmp_path), pytest.raises(TrainingError, match="another process is training"):
         train_run(read_recipe(place / "tiny.toml", arm="softmax"), tmp_path, "cpu", Display(quiet=True))

@@ -50,7 +50,7 @@ from tamis.models.seq2seq import Seq2Seq
 from tamis.nn.modes import evaluating
 from tamis.report import ReportRun, content, page
 from tamis.training.distributed import Process, process
-from tamis.training.guards import alone_in
+from tamis.training.guards import alone_in, memory_explained
 from tamis.training.journal import Display, Record, read_journal
 from tamis.training.trainer import Trainer
 from tamis.training.translation import TranslationTask
@@ -112,7 +112,8 @@ def train_run(recipe: Recipe, folder: Path, device: str | None = None, display: 
 
 def _trainer(recipe: Recipe, prepared: Prepared, folder: Path, own: Process, display: Display) -> Trainer:
     torch.manual_seed(recipe.training.seed)
-    model = Seq2Seq(recipe.model_config(prepared))
+    with memory_explained("the weights of the model", "the sizes under [model]"):
+        model = Seq2Seq(recipe.model_config(prepared))
     task = TranslationTask(prepared, recipe.training)
     display.say(f"{folder}: {model.num_parameters():,} parameters, {len(task.train):,} pairs, on {own.device}")
     validation = _Validation(recipe, prepared, task, own)

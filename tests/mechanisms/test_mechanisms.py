@@ -1069,3 +1069,9 @@ def test_sdpa_is_what_softmax_agrees_with():
     expected = F.scaled_dot_product_attention(data["query"], data["key"], data["value"], is_causal=True)
     for name in ("softmax", "entmax-1"):
         torch.testing.assert_close(make(name)(**data, is_causal=True), expected, atol=1e-6, rtol=1e-6)
+
+
+@pytest.mark.parametrize(("name", "setting"), [("rela", "divide_by_count"), ("asentmax", "per_head")])
+def test_a_switch_is_true_or_false(name, setting):
+    with pytest.raises((ValueError, TypeError), match=f"{setting} must be True or False, got 'false'"):
+        build_mechanism({"name": name, setting: "false"}, 16, 2)

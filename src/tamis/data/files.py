@@ -58,6 +58,9 @@ def replacing(path: str | Path) -> Iterator[BinaryIO]:
             yield file
             flush(file)
         os.replace(partial, path)
+    except OSError as error:
+        error.filename = error.filename or str(path)  # a full disk does not say what it was full for
+        raise
     finally:
         partial.unlink(missing_ok=True)
     flush_folder(path.parent)

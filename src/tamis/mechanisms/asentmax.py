@@ -24,7 +24,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from tamis.mechanisms.base import Mechanism, span
-from tamis.mechanisms.checks import check_heads, choose
+from tamis.mechanisms.checks import check_heads, check_switch, choose
 from tamis.precision import KeepsPrecision
 
 INITS = ("paper", "small")
@@ -41,7 +41,8 @@ class AdaptiveScale(KeepsPrecision):
         check_heads(num_heads)
         if embed_dim is None and not per_head:
             raise ValueError("embed_dim is needed unless per_head=True")
-        self.num_heads, self.delta, self.per_head, self.init = num_heads, delta, per_head, init
+        self.num_heads, self.delta, self.init = num_heads, delta, init
+        self.per_head = check_switch("per_head", per_head)
         shape = (2 * num_heads,) if per_head else (2 * num_heads, embed_dim or 0)
         self.weight = None if per_head else nn.Parameter(torch.empty(shape, dtype=torch.float32))
         self.bias = nn.Parameter(torch.empty(2 * num_heads, dtype=torch.float32))

@@ -17,6 +17,13 @@ def choose(kind: str, name: str, known: Iterable[str]) -> str:
     raise ValueError(f"{kind} must be one of {', '.join(known)}, got {name!r}; did you mean {nearest!r}?")
 
 
+def check_switch(name: str, value: bool) -> bool:
+    """A TypeError for what is neither True nor False: the text "false" would count as true."""
+    if not isinstance(value, bool):
+        raise TypeError(f"{name} must be True or False, got {value!r}")
+    return value
+
+
 def check_heads(num_heads: int, embed_dim: int | None = None) -> None:
     """At least one head, each with an equal share of `embed_dim` if that is given."""
     if isinstance(num_heads, bool) or not isinstance(num_heads, int) or num_heads < 1:

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from tamis.attention.rules import ACTIVATIONS
 from tamis.kernels import dispatch as kernels
 from tamis.mechanisms.base import Mechanism, span
-from tamis.mechanisms.checks import check_heads, choose
+from tamis.mechanisms.checks import check_heads, check_switch, choose
 from tamis.precision import KeepsPrecision
 
 VARIANTS = ("g", "i", "rms", "layernorm", "none")
@@ -55,7 +55,8 @@ class ReLAttention(Mechanism):
         check_heads(num_heads, embed_dim)
         choose("activation", activation, ACTIVATIONS)
         self.embed_dim, self.num_heads = embed_dim, num_heads
-        self.activation, self.bias, self.divide_by_count = activation, bias, divide_by_count
+        self.activation, self.bias = activation, bias
+        self.divide_by_count = check_switch("divide_by_count", divide_by_count)
         self.norm = ReLANorm(embed_dim, embed_dim // num_heads, variant)
 
     def settings(self, query: Tensor, key: Tensor, hidden: Tensor | None, options: dict[str, Any]) -> dict[str, Any]:

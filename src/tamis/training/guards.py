@@ -56,13 +56,18 @@ class Interruption:
 
 @contextmanager
 def memory_explained(what: str, setting: str) -> Iterator[None]:
-    """Running out of memory names the batch and the setting to change."""
+    """Running out of memory names what it was for and the setting to change."""
     try:
         yield
     except (torch.OutOfMemoryError, MemoryError, RuntimeError) as error:
-        if not isinstance(error, torch.OutOfMemoryError | MemoryError) and "can't allocate memory" not in str(error):
+        known = (
+            "can't allocate memory",
+            "Storage size calculation overflowed",
+            "numel: integer multiplication overflow",
+        )
+        if not isinstance(error, torch.OutOfMemoryError | MemoryError) and not any(t in str(error) for t in known):
             raise
-        raise TrainingError(f"out of memory on a batch of {what}: lower {setting}") from error
+        raise TrainingError(f"out of memory on {what}: lower {setting}") from error
 
 
 @contextmanager

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from tamis.data.batching import Position, Prefetcher, Updates
+from tamis.data.batching import Position, Prefetcher
 from tamis.mechanisms.entmax import LearnedAlpha
 from tamis.models.pretrained import CONFIG, PretrainedModel
 from tamis.training import distributed, guards
@@ -29,11 +29,18 @@ from tamis.training.settings import TrainingConfig
 from tamis.training.state import State, stream_seed
 
 
+class Order(Protocol):
+    """Which update comes when."""
+
+    def iterate(self, position: Position) -> Iterator[tuple[Position, np.ndarray]]:
+        """Updates from a position on, without end, each with the position after it."""
+
+
 class Task(Protocol):
     """What is learned: batches and their loss.  The loop knows nothing else about the data."""
 
     @property
-    def updates(self) -> Updates:
+    def updates(self) -> Order:
         """The order of training."""
 
     def parts(self, indices: np.ndarray, process: Process) -> list[Any]:
@@ -169,7 +176,7 @@ class Trainer:
         backward = self._backward if self.graphs is None else self.graphs
         for index, part in enumerate(parts):
             last = index == len(parts) - 1
-            explained = guards.memory_explained(self.task.describe(part), "training.device_tokens")
+            explained = guards.memory_explained(f"a batch of {self.task.describe(part)}", "training.device_tokens")
             with distributed.part_of_update(self.spread, last), explained:
                 # The exchange between processes takes means; wanted is the sum over all of them, per label.
                 total += backward(part, self.process.world / tokens)
