@@ -120,10 +120,13 @@ class Attention(nn.Module):
         if cache is not None:  # before anything is changed
             cache.check(query[:, : self.num_kv_heads], query[:, : self.num_kv_heads])
         if memory is None:
-            start = cache.length if cache is not None else 0
-            own = torch.arange(start, start + x.shape[1], device=x.device)[None] if positions is None else positions
-            key = self.position.rotate(self._split(self.k_proj(x), self.num_kv_heads), own)
-            query = self.position.rotate(query, own)
+            own = positions
+            if own is None and (cache is not None or self.position.rotates):
+                start = cache.length if cache is not None else 0
+                own = torch.arange(start, start + x.shape[1], device=x.device)[None]
+            key = self._split(self.k_proj(x), self.num_kv_heads)
+            if self.position.rotates and own is not None:
+                query, key = self.position.rotate(query, own), self.position.rotate(key, own)
             value = self._split(self.v_proj(x), self.num_kv_heads)
             key_positions = positions
             if cache is not None:

@@ -16,6 +16,11 @@ class Position(nn.Module):
         """Queries or keys (B, H, L, head_dim), turned by their positions."""
         return x
 
+    @property
+    def rotates(self) -> bool:
+        """Whether queries and keys are turned at all."""
+        return type(self).rotate is not Position.rotate
+
     def slopes(self) -> Tensor | None:
         """ALiBi slopes (H,), 0 for heads without a bias; None where no head has one."""
         return None
