@@ -29,7 +29,9 @@ def main() -> None:
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, help=__doc__, pretty_exceptions_enable=False)
 bench = typer.Typer(no_args_is_help=True, help="Benchmarks, as a table and JSON.")
+tasks = typer.Typer(no_args_is_help=True, help="Generated tasks, and how well models do them at greater lengths.")
 app.add_typer(bench, name="bench")
+app.add_typer(tasks, name="tasks")
 
 
 def command(group: typer.Typer, name: str | None = None) -> Callable[[Callable[..., None]], Callable[..., None]]:
@@ -298,6 +300,59 @@ def bench_train(
     from tamis.bench.train import run
 
     run(output, steps=steps, batch_tokens=batch_tokens, cuda_graphs=cuda_graphs)
+
+
+@command(tasks, "list")
+def list_tasks() -> None:
+    """Name the tasks, each with what it asks for."""
+    from tamis.data.tasks import TASKS
+
+    for name, kind in TASKS.items():
+        print(f"{name:14} {(kind.__doc__ or '').splitlines()[0]}")
+
+
+@command(tasks, "train")
+def train_task(
+    recipe: Path,
+    output: Annotated[Path | None, typer.Option(help="The run folder; runs/NAME[-ARM...] by default.")] = None,
+    arm: Annotated[list[str], typer.Option(help="An arm of the recipe; may be repeated: short, softmax.")] = [],  # noqa: B006
+    overrides: Overrides = [],  # noqa: B006
+    device: Device = None,
+) -> None:
+    """Train a model on a task; the same command goes on after an interruption, to the bit."""
+    from tamis.task_runs import read_task_recipe, train_task
+
+    loaded = read_task_recipe(recipe, overrides, arm)
+    train_task(loaded, output or Path("runs") / "-".join([loaded.name, *arm]), device)
+
+
+@command(tasks, "evaluate")
+def evaluate_task(
+    runs: list[Path],
+    overrides: Annotated[
+        list[str], typer.Option("--set", metavar="KEY=VALUE", help="Change the evaluation: multiples=[1,2,64] ...")
+    ] = [],  # noqa: B006
+    device: Device = None,
+) -> None:
+    """Exact match and token accuracy of runs at multiples of the length they were trained at."""
+    from tamis.config import read_settings
+    from tamis.task_runs import evaluate_task
+
+    for run in runs:
+        print(run)
+        evaluate_task(run, device, settings=read_settings(overrides))
+
+
+@command(tasks, "plot")
+def plot_tasks(
+    runs: Annotated[list[Path], typer.Argument(help="Folders of evaluated runs of one task.")],
+    output: Annotated[Path, typer.Option(help="A .pdf, .svg or .png file.")] = Path("lengths.png"),
+) -> None:
+    """Draw accuracy against length, one line for each mechanism; its runs, such as seeds, are averaged."""
+    from tamis.task_runs import plot_tasks
+
+    plot_tasks(runs, output)
+    print(output)
 
 
 def _lines(files: list[Path]) -> Iterator[str]:

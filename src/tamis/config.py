@@ -13,7 +13,6 @@ An unknown key is an error that offers the nearest known one.
 
 from __future__ import annotations
 
-import dataclasses
 import datetime
 import json
 import tomllib
@@ -69,13 +68,7 @@ class Recipe(Config):
 
     def to_toml(self) -> str:
         """As a file that `read_recipe` reads back."""
-        values = dataclasses.asdict(self)
-        sections = {name: values.pop(name) for name in list(values) if isinstance(values[name], dict)}
-        lines = [f"{key} = {_toml(value)}" for key, value in values.items()]
-        for name, settings in sections.items():
-            lines += ["", f"[{name}]"]
-            lines += [f"{key} = {_toml(value)}" for key, value in settings.items() if value is not None]
-        return "\n".join(lines) + "\n"
+        return as_toml(self)
 
 
 def read_recipe(path: str | Path, overrides: Sequence[str] = (), arm: str | None = None) -> Recipe:
@@ -85,8 +78,17 @@ def read_recipe(path: str | Path, overrides: Sequence[str] = (), arm: str | None
         overrides: such as ``training.lr=3e-4``; the value is TOML, or a string if it is not.
         arm: the name of one of the file's arms; its settings come before the overrides.
     """
+    tables = read_tables(path, overrides, () if arm is None else (arm,))
+    try:
+        return _build(tables)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise ValueError(f"{path}: {error}") from error
+
+
+def read_tables(path: str | Path, overrides: Sequence[str] = (), chosen: Sequence[str] = ()) -> dict[str, Any]:
+    """The sections of a TOML file as they are after the chosen arms, one after the other, and then the overrides."""
     tables, arms = _read(Path(path))
-    if arm is not None:
+    for arm in chosen:
         if not arms:
             raise ValueError(f"{path} has no arms, so none named {arm!r}")
         _take_arm(tables, arms[choose("arm", arm, arms)], f"{path}: arms.{arm}")
@@ -94,9 +96,20 @@ def read_recipe(path: str | Path, overrides: Sequence[str] = (), arm: str | None
         _apply(tables, override)
     try:
         _refuse_dates(tables)
-        return _build(tables)
-    except (TypeError, ValueError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"{path}: {error}") from error
+    return tables
+
+
+def as_toml(recipe: Config) -> str:
+    """Plain values first, then a section for each table."""
+    values = recipe.to_dict()
+    sections = {name: values.pop(name) for name in list(values) if isinstance(values[name], dict)}
+    lines = [f"{key} = {_toml(value)}" for key, value in values.items()]
+    for name, settings in sections.items():
+        lines += ["", f"[{name}]"]
+        lines += [f"{key} = {_toml(value)}" for key, value in settings.items() if value is not None]
+    return "\n".join(lines) + "\n"
 
 
 def arms_of(path: str | Path) -> list[str]:

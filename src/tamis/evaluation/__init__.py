@@ -1,4 +1,4 @@
-"""How good a model is: translations, word alignments and likelihood."""
+"""How good a model is: translations, word alignments, likelihood, and tasks at lengths never trained."""
 
 from tamis.evaluation.alignment import (
     AlignmentReport,
@@ -9,6 +9,7 @@ from tamis.evaluation.alignment import (
     score_links,
 )
 from tamis.evaluation.gold import GoldPair, parse_links, read_gold, read_links, read_pharaoh
+from tamis.evaluation.lengths import LengthsConfig, LengthScore, draw_lengths, score_lengths
 from tamis.evaluation.likelihood import Likelihood, LikelihoodMeter, translation_likelihood
 from tamis.evaluation.translation import (
     Comparison,
@@ -26,6 +27,8 @@ __all__ = [
     "Difference",
     "GoldPair",
     "LayerAlignment",
+    "LengthScore",
+    "LengthsConfig",
     "Likelihood",
     "LikelihoodMeter",
     "MetricScore",
@@ -33,10 +36,12 @@ __all__ = [
     "aer",
     "attention_alignment",
     "compare",
+    "draw_lengths",
     "parse_links",
     "read_gold",
     "read_links",
     "read_pharaoh",
+    "score_lengths",
     "score_links",
     "score_translations",
     "translation_likelihood",

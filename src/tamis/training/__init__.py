@@ -4,13 +4,16 @@ from tamis.training.checkpoint import CheckpointError
 from tamis.training.distributed import Process, process
 from tamis.training.guards import TrainingError
 from tamis.training.settings import TrainingConfig
+from tamis.training.tasks import GeneratedTask, TaskConfig
 from tamis.training.trainer import Task, Trainer
 from tamis.training.translation import TranslationTask
 
 __all__ = [
     "CheckpointError",
+    "GeneratedTask",
     "Process",
     "Task",
+    "TaskConfig",
     "Trainer",
     "TrainingConfig",
     "TrainingError",

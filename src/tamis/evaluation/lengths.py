@@ -1,0 +1,168 @@
+"""How well a model does a task at lengths it was not trained at.
+
+Answers are written greedily with the cache, as many tokens as the right one has, and compared with it token by token:
+
+    exact match      share of sequences with every token right, EOS included
+    token accuracy   share of tokens that are right, each after what the model wrote itself before it
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tamis.data.tasks import SequenceTask, stream
+from tamis.models.causal_lm import CausalLM
+from tamis.models.pretrained import LARGEST_SEED, Config, at_least, numbers
+from tamis.nn.modes import evaluating
+from tamis.report.plots import COLOURS, SUFFIXES
+
+
+@dataclass(frozen=True, kw_only=True)
+class LengthsConfig(Config):
+    """Where and how carefully to look."""
+
+    multiples: tuple[float, ...] = (1, 2, 4, 8, 16)
+    """Of the longest length in training."""
+    samples: int = 1000
+    """Sequences at each length."""
+    beyond: float = 16
+    samples_beyond: int = 100
+    """Sequences where the multiple is greater than `beyond`."""
+    batch_tokens: int = 1 << 17
+    """Of one batch, answers included: the longer the sequences, the fewer."""
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.multiples, list | tuple) or not self.multiples:
+            raise ValueError(f"multiples must be some numbers, got {self.multiples!r}")
+        if not all(type(multiple) in (int, float) and 0 < multiple < 1e6 for multiple in self.multiples):
+            raise ValueError(f"multiples must be numbers above 0 and below a million, got {self.multiples!r}")
+        object.__setattr__(self, "multiples", tuple(self.multiples))  # which TOML has not
+        at_least(self, 1, "samples", "samples_beyond", "batch_tokens")
+        at_least(self, 0, "seed", largest=LARGEST_SEED)
+        numbers(self, "beyond")
+
+    def samples_at(self, multiple: float) -> int:
+        return self.samples if multiple <= self.beyond else self.samples_beyond
+
+
+@dataclass(frozen=True, kw_only=True)
+class LengthScore:
+    """What was found at one length."""
+
+    multiple: float
+    length: int
+    samples: int
+    exact_match: float
+    token_accuracy: float
+    seconds: float
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+    def describe(self) -> str:
+        """A row of the table that `HEADING` begins."""
+        shares = f"{self.exact_match:>12.1%} {self.token_accuracy:>15.1%}"
+        return f"{self.multiple:>8g}x {self.length:>8} {self.samples:>8} {shares} {self.seconds:>9.1f}"
+
+
+HEADING = f"{'multiple':>9} {'length':>8} {'samples':>8} {'exact match':>12} {'token accuracy':>15} {'seconds':>9}"
+
+
+def score_lengths(
+    model: CausalLM,
+    task: SequenceTask,
+    trained: int,
+    config: LengthsConfig | None = None,
+    say: Callable[[str], None] = lambda text: None,
+) -> list[LengthScore]:
+    """Scores on test sequences at multiples of the length `trained`, each said as soon as it is known."""
+    config = LengthsConfig() if config is None else config
+    say(HEADING)
+    scores = []
+    for multiple in config.multiples:
+        scores.append(score_length(model, task, round(multiple * trained), multiple, config))
+        say(scores[-1].describe())
+    return scores
+
+
+def score_length(
+    model: CausalLM, task: SequenceTask, length: int, multiple: float, config: LengthsConfig
+) -> LengthScore:
+    """The score at one length; which sequences are drawn depends on nothing but the task, the length and the seed."""
+    began = time.perf_counter()
+    samples = config.samples_at(multiple)
+    drawn = task.generate(samples, length, stream("test", config.seed, length), "test")
+    device = next(model.parameters()).device
+    right = []
+    with evaluating(model):
+        for tokens in drawn.tokens.split(max(1, config.batch_tokens // drawn.tokens.shape[1])):
+            prompt, answer = tokens.to(device).tensor_split([drawn.prompt_length], 1)
+            right.append((write(model, prompt, answer.shape[1]) == answer).cpu())
+    found = torch.cat(right).double()  # (samples, answer)
+    return LengthScore(
+        multiple=multiple,
+        length=length,
+        samples=samples,
+        exact_match=found.amin(1).mean().item(),
+        token_accuracy=found.mean().item(),
+        seconds=time.perf_counter() - began,
+    )
+
+
+def write(model: CausalLM, prompt: Tensor, number: int) -> Tensor:
+    """The `number` likeliest next tokens (B, number), one after the other, after prompts (B, L)."""
+    cache = model.new_cache()
+    token = model(prompt, cache=cache)[:, -1:].argmax(-1)
+    written = [token]
+    for _ in range(number - 1):
+        token = model(token, cache=cache).argmax(-1)
+        written.append(token)
+    return torch.cat(written, 1)
+
+
+Scores = Mapping[str, Sequence[Sequence[LengthScore]]]
+"""The scores of runs, those of one mechanism under its name."""
+
+
+def draw_lengths(scores: Scores, path: Path, title: str = "") -> None:
+    """Exact match and token accuracy against length, one line for each mechanism: the mean of its runs."""
+    if path.suffix.removeprefix(".") not in SUFFIXES:
+        raise ValueError(f"a figure is written as one of {', '.join(SUFFIXES)}, got {path.name!r}")
+    try:
+        from matplotlib.figure import Figure
+    except ModuleNotFoundError:
+        raise ImportError("figures need matplotlib: pip install 'tamis[plots]'") from None
+    figure = Figure(figsize=(8, 3.2), layout="constrained")
+    figure.suptitle(title, fontsize=10)
+    for panel, share in zip(figure.subplots(1, 2, sharey=True), ("exact_match", "token_accuracy"), strict=True):
+        for place, (name, runs) in enumerate(scores.items()):
+            _draw_mechanism(panel, runs, share, COLOURS[place % len(COLOURS)], name)
+        panel.set_xscale("log", base=2)
+        panel.xaxis.set_major_formatter(lambda value, _: f"{value:g}x")
+        panel.set(xlabel="length, of that in training", ylim=(-3, 103))
+        panel.set_title(f"{share.replace('_', ' ')}, %", fontsize=9)
+        panel.spines[["top", "right"]].set_visible(False)
+    figure.axes[0].legend(frameon=False, fontsize=8)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=200)
+
+
+def _draw_mechanism(panel: Any, runs: Sequence[Sequence[LengthScore]], share: str, colour: str, name: str) -> None:
+    found: dict[float, list[float]] = {}
+    for run in runs:
+        for score in run:
+            found.setdefault(score.multiple, []).append(100 * getattr(score, share))
+    multiples = sorted(found)
+    means = [sum(found[multiple]) / len(found[multiple]) for multiple in multiples]
+    panel.plot(multiples, means, color=colour, marker="o", markersize=4, label=name)
+    if len(runs) > 1:
+        points = [(multiple, value) for multiple in multiples for value in found[multiple]]
+        panel.scatter(*zip(*points, strict=True), color=colour, s=6, alpha=0.5)

@@ -1,0 +1,175 @@
+"""The stages of a generated task, from a recipe to a picture.  The run folder is what one hands on to the next.
+
+    name = "reverse"
+    [task]        what is generated                   tamis.training.tasks.TaskConfig
+    [model]       sizes and the mechanism             tamis.models.CausalLMConfig
+    [training]    the loop                            tamis.training.settings.TrainingConfig
+    [evaluation]  at which lengths                    tamis.evaluation.lengths.LengthsConfig
+    [arms.short]  what an arm has different; arms may be combined
+
+runs/NAME/      config.toml, metrics.jsonl, checkpoints/, model/  train_task
+    lengths.json                                                  evaluate_task
+a figure                                                          plot_tasks
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from tamis.config import as_toml, read_tables
+from tamis.data.files import replacing
+from tamis.evaluation.lengths import LengthsConfig, LengthScore, draw_lengths, score_lengths
+from tamis.mechanisms.registry import read_spec
+from tamis.models.causal_lm import CausalLM, CausalLMConfig
+from tamis.models.pretrained import Config, choose_device, strings
+from tamis.runs import MAY_CHANGE
+from tamis.training.distributed import process
+from tamis.training.guards import alone_in
+from tamis.training.journal import Display
+from tamis.training.settings import TrainingConfig
+from tamis.training.tasks import GeneratedTask, TaskConfig
+from tamis.training.trainer import Trainer
+
+RECIPE, MODEL, LENGTHS = "config.toml", "model", "lengths.json"
+PAPER_MODEL = {"arrangement": "both"}
+PAPER_TRAINING = {"optimizer": "adamw", "betas": (0.9, 0.99), "schedule": "cosine", "label_smoothing": 0.0}
+"""What the paper has for all tasks, and recipes need not repeat."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TaskRecipe(Config):
+    """The sections of a recipe, each checked by its own class."""
+
+    name: str
+    task: TaskConfig
+    description: str = ""
+    model: dict[str, Any] = field(default_factory=dict)
+    """Settings of CausalLMConfig but for vocab_size, which the task decides."""
+    training: TrainingConfig = field(default_factory=TrainingConfig)
+    evaluation: LengthsConfig = field(default_factory=LengthsConfig)
+
+    def __post_init__(self) -> None:
+        strings(self, "name", "description")
+        if "vocab_size" in self.model:
+            raise ValueError("[model] vocab_size follows from the task and cannot be set")
+        if self.training.monitor != "loss":
+            raise ValueError(f"a task has no {self.training.monitor} to monitor: training.monitor is 'loss'")
+        if self.training.batch_tokens != TrainingConfig().batch_tokens:
+            raise ValueError("a task counts sequences: set task.batch_size, not training.batch_tokens")
+        self.model_config()
+
+    def model_config(self) -> CausalLMConfig:
+        return CausalLMConfig.from_dict({**PAPER_MODEL, **self.model, "vocab_size": self.task.build().vocab_size})
+
+
+def read_task_recipe(path: str | Path, overrides: Sequence[str] = (), arms: Sequence[str] = ()) -> TaskRecipe:
+    """Read a TOML file, with some of its arms taken one after the other and then the overrides."""
+    tables = read_tables(path, overrides, arms)
+    kinds: dict[str, type[Config]] = {"task": TaskConfig, "training": TrainingConfig, "evaluation": LengthsConfig}
+    try:
+        for section in (*kinds, "model"):
+            if not isinstance(tables.setdefault(section, {}), dict):
+                raise ValueError(f"{section} must be a section, got {tables[section]!r}")
+        tables["training"] = PAPER_TRAINING | tables["training"]
+        return TaskRecipe.from_dict(tables | {name: kind.from_dict(tables[name]) for name, kind in kinds.items()})
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"{path}: {error}") from error
+
+
+def train_task(recipe: TaskRecipe, folder: Path, device: str | None = None, display: Display | None = None) -> Path:
+    """Train, from where an earlier call was interrupted if one was; returns the folder of the model."""
+    with ExitStack() as stack:
+        own = stack.enter_context(process(device))
+        display = display or Display(quiet=not own.leads)
+        if own.leads:
+            folder.mkdir(parents=True, exist_ok=True)
+            stack.enter_context(alone_in(folder))
+            _claim(folder, recipe)
+        own.wait()
+        torch.manual_seed(recipe.training.seed)
+        model = CausalLM(recipe.model_config())
+        display.say(f"{folder}: {recipe.task.name}, {model.num_parameters():,} parameters, on {own.device}")
+        task = GeneratedTask(recipe.task, recipe.training)
+        trainer = Trainer(model, task, recipe.training, folder, own, display=display)
+        trainer.run()
+        if own.leads:
+            _export(trainer, recipe, folder / MODEL)
+            display.say(f"model: {folder / MODEL}")
+        own.wait()
+    return folder / MODEL
+
+
+def _claim(folder: Path, recipe: TaskRecipe) -> None:
+    """Write the recipe down, unless the folder holds a run of another."""
+    path = folder / RECIPE
+    if path.exists():
+        before, now = read_task_recipe(path).to_dict(), recipe.to_dict()
+        differences = [
+            f"{section}.{key}: {before[section].get(key)!r} then, {now[section].get(key)!r} now"
+            for section in ("task", "model", "training")
+            for key in sorted(before[section].keys() | now[section].keys())
+            if before[section].get(key) != now[section].get(key) and key not in MAY_CHANGE.get(section, ())
+        ]
+        if differences:
+            raise ValueError(f"{folder} holds a run with other settings ({'; '.join(differences)}): use another folder")
+    with replacing(path) as file:
+        file.write(as_toml(recipe).encode())
+
+
+def _export(trainer: Trainer, recipe: TaskRecipe, folder: Path) -> None:
+    """The last weights: the training length is soon right, and which checkpoint is the best there is chance."""
+    table = "ema" if recipe.training.ema else "model"
+    last = trainer.checkpoints.load(trainer.state.step, table)
+    model = CausalLM(recipe.model_config())
+    model.load_state_dict(trainer.final_weights() if recipe.training.average > 1 else last, strict=False)
+    model.save_pretrained(folder)
+
+
+def evaluate_task(
+    folder: Path,
+    device: str | None = None,
+    say: Callable[[str], None] = print,
+    settings: dict[str, Any] | None = None,
+) -> dict[str, Any]:
+    """Score a run at the lengths of its recipe; writes lengths.json.  `settings` change those of LengthsConfig."""
+    recipe = read_task_recipe(folder / RECIPE)
+    config = LengthsConfig.from_dict({**recipe.evaluation.to_dict(), **(settings or {})})
+    place = choose_device(device)
+    model = CausalLM.from_pretrained(folder / MODEL).to(place)
+    scores = score_lengths(model, recipe.task.build(), recipe.task.lengths[1], config, say)
+    result = {
+        "name": recipe.name,
+        "task": recipe.task.to_dict(),
+        "mechanism": read_spec(model.config.mechanism)[0],
+        "position": model.config.position,
+        "training": {"steps": recipe.training.steps, "seed": recipe.training.seed},
+        "evaluation": config.to_dict(),
+        "device": str(place),
+        "scores": [score.to_dict() for score in scores],
+    }
+    with replacing(folder / LENGTHS) as file:
+        file.write((json.dumps(result, indent=1) + "\n").encode())
+    return result
+
+
+def plot_tasks(folders: Sequence[Path], output: Path) -> None:
+    """Draw evaluated runs of one task, one line for each mechanism and kind of positions."""
+    found: dict[str, list[list[LengthScore]]] = {}
+    tasks = set()
+    for folder in folders:
+        if not (folder / LENGTHS).is_file():
+            raise FileNotFoundError(f"{folder} holds no {LENGTHS}: run `tamis tasks evaluate` on it first")
+        result = json.loads((folder / LENGTHS).read_text(encoding="utf-8"))
+        tasks.add(result["task"]["name"])
+        scores = [LengthScore(**score) for score in result["scores"]]
+        found.setdefault(f"{result['mechanism']}, {result['position']}", []).append(scores)
+    if len(tasks) > 1:
+        raise ValueError(f"a figure shows one task, got runs of {', '.join(sorted(tasks))}")
+    draw_lengths(found, output, ", ".join(tasks))

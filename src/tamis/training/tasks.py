@@ -1,0 +1,178 @@
+"""Generated sequences as something to learn: a source is read, and the target that follows from it is predicted.
+
+An update is drawn when it is needed, ahead of its time and on the host, so that a batch is the same on every device;
+it is a function of the seed and its number alone, which makes resuming exact.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from tamis.data.batching import ROOM_LENGTH, ROOM_ROWS, Position
+from tamis.data.tasks import SequenceTask, build_task, stream
+from tamis.models.pretrained import Config, at_least
+from tamis.training.distributed import Process
+from tamis.training.objective import Measured, Objective
+from tamis.training.settings import TrainingConfig
+
+IGNORED = -100
+"""The label of a place that has no answer."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TaskConfig(Config):
+    """What is generated for a run."""
+
+    name: str
+    """Of one of `tamis.data.tasks.TASKS`."""
+    options: dict[str, Any] = field(default_factory=dict)
+    """Of that task."""
+    lengths: tuple[int, int] = (32, 64)
+    """The least and the greatest in training."""
+    batch_size: int = 128
+    """Sequences of one update, over all processes."""
+    lengths_per_batch: int = 4
+    """An update has equal parts of so many lengths, each drawn anew: cheaper than a length for every row."""
+    validation_size: int = 512
+    """Sequences, of lengths spread evenly."""
+
+    def __post_init__(self) -> None:
+        lengths = self.lengths
+        if not isinstance(lengths, list | tuple) or [type(n) for n in lengths] != [int, int]:
+            raise ValueError(f"lengths must be the least and the greatest, two ints, got {lengths!r}")
+        object.__setattr__(self, "lengths", tuple(lengths))  # which TOML has not
+        if not isinstance(self.options, dict):
+            raise ValueError(f"options must be a table, got {self.options!r}")
+        task = self.build()
+        if not task.shortest <= lengths[0] <= lengths[1]:
+            raise ValueError(f"lengths of {self.name} must ascend from {task.shortest} or more, got {lengths}")
+        task.answer_length(lengths[0])  # an error where the options want more
+        at_least(self, 1, "batch_size", "lengths_per_batch", "validation_size")
+
+    def build(self) -> SequenceTask:
+        return build_task(self.name, **self.options)
+
+
+@dataclass(frozen=True)
+class Part:
+    """Some sequences, padded at their ends: causal attention cannot see that."""
+
+    inputs: Tensor
+    """(B, L): all tokens but the last."""
+    labels: Tensor
+    """(B, L): the token that comes next where it is part of the answer, IGNORED elsewhere."""
+
+    def to(self, device: torch.device | str, non_blocking: bool = False) -> Part:
+        return self._map(lambda tensor: tensor.to(device, non_blocking=non_blocking))
+
+    def pin(self) -> Part:
+        return self._map(Tensor.pin_memory)
+
+    def room_shape(self) -> tuple[int, ...]:
+        rows, length = self.inputs.shape
+        return -(-rows // ROOM_ROWS) * ROOM_ROWS, -(-length // ROOM_LENGTH) * ROOM_LENGTH
+
+    def room(self, device: torch.device | str) -> Part:
+        shape = self.room_shape()
+        return Part(*(torch.zeros(shape, dtype=torch.long, device=device) for _ in range(2)))
+
+    def fill(self, part: Part) -> None:
+        """Take over another part, with places around it that have no answer."""
+        rows, length = part.inputs.shape
+        for own, other, padding in ((self.inputs, part.inputs, 0), (self.labels, part.labels, IGNORED)):
+            own.fill_(padding)
+            own[:rows, :length].copy_(other, non_blocking=True)
+
+    def _map(self, function: Callable[[Tensor], Tensor]) -> Part:
+        return replace(self, inputs=function(self.inputs), labels=function(self.labels))
+
+
+class Numbered:
+    """The order of training: update 0, 1, 2, ... without end or repetition."""
+
+    def iterate(self, position: Position) -> Iterator[tuple[Position, np.ndarray]]:
+        number = position.update
+        while True:
+            yield Position(0, number + 1), np.array([number])
+            number += 1
+
+
+class GeneratedTask:
+    """The `Task` of generated sequences."""
+
+    def __init__(self, config: TaskConfig, training: TrainingConfig) -> None:
+        self.config, self.training = config, training
+        self.task = config.build()
+        self.updates = Numbered()
+        self.objective = Objective(training, IGNORED)
+
+    def parts(self, indices: np.ndarray, process: Process) -> list[Part]:
+        (number,) = indices.tolist()
+        return self._split(self._batch("train", number, self._drawn_lengths(number)), process)
+
+    def tokens(self, indices: np.ndarray) -> int:
+        (number,) = indices.tolist()
+        lengths = self._drawn_lengths(number)
+        return sum(rows * self.task.answer_length(n) for rows, n in _shared(self.config.batch_size, lengths))
+
+    def loss(self, model: Callable[..., Tensor], part: Part) -> Tensor:
+        return self.objective(model(part.inputs), part.labels)
+
+    def validation(self, process: Process) -> Iterator[Part]:
+        """The same sequences for every seed, so that runs can be compared."""
+        low, high = self.config.lengths
+        count = min(self.config.validation_size, high - low + 1, 8)
+        lengths = [low + (high - low) * k // max(count - 1, 1) for k in range(count)]
+        yield from self._split(self._batch("valid", 0, lengths), process)
+
+    def measure(self, model: Callable[..., Tensor], part: Part) -> Measured:
+        return self.objective.measure(model(part.inputs), part.labels)
+
+    def describe(self, part: Part) -> str:
+        rows, length = part.inputs.shape
+        return f"{rows} sequences of up to {length} tokens"
+
+    def fingerprint(self) -> str:
+        return f"{self.task} {self.config.lengths} {self.config.batch_size} {self.config.lengths_per_batch}"
+
+    def _drawn_lengths(self, number: int) -> list[int]:
+        low, high = self.config.lengths
+        count = min(self.config.lengths_per_batch, self.config.batch_size)
+        drawn = torch.randint(low, high + 1, (count,), generator=stream("lengths", self.training.seed, number))
+        return drawn.tolist()
+
+    def _batch(self, split: str, number: int, lengths: list[int]) -> Part:
+        """All sequences of an update, or of the validation set."""
+        seed = self.training.seed if split == "train" else 0
+        size = self.config.batch_size if split == "train" else self.config.validation_size
+        generator = stream(split, seed, number)
+        groups = [self._group(rows, length, generator, split) for rows, length in _shared(size, lengths)]
+        longest = max(group.inputs.shape[1] for group in groups)
+        inputs = [F.pad(group.inputs, (0, longest - group.inputs.shape[1])) for group in groups]
+        labels = [F.pad(group.labels, (0, longest - group.labels.shape[1]), value=IGNORED) for group in groups]
+        return Part(torch.cat(inputs), torch.cat(labels))
+
+    def _group(self, rows: int, length: int, generator: torch.Generator, split: str) -> Part:
+        drawn = self.task.generate(rows, length, generator, split)
+        return Part(drawn.tokens[:, :-1], drawn.tokens[:, 1:].masked_fill(~drawn.answer[:, 1:], IGNORED))
+
+    def _split(self, whole: Part, process: Process) -> list[Part]:
+        """This process's rows, in as many parts as in every other."""
+        rows, length = whole.inputs.shape
+        most = max(1, (self.training.device_tokens or rows * length) // length)
+        count = -(-rows // (most * process.world))
+        places = torch.arange(rows)[process.rank :: process.world].tensor_split(count)
+        return [Part(whole.inputs[some], whole.labels[some]) for some in places]
+
+
+def _shared(rows: int, lengths: list[int]) -> list[tuple[int, int]]:
+    """About as many rows for each length."""
+    ends = [rows * k // len(lengths) for k in range(len(lengths) + 1)]
+    return [(end - start, n) for start, end, n in zip(ends, ends[1:], lengths, strict=False)]
