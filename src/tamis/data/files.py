@@ -59,7 +59,8 @@ def replacing(path: str | Path) -> Iterator[BinaryIO]:
             flush(file)
         os.replace(partial, path)
     except OSError as error:
-        error.filename = error.filename or str(path)  # a full disk does not say what it was full for
+        if error.errno is not None and error.filename is None:
+            error.filename = str(path)  # a full disk does not say what it was full for
         raise
     finally:
         partial.unlink(missing_ok=True)
