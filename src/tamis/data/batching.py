@@ -57,7 +57,7 @@ class Batch:
     def room_shape(self) -> tuple[int, ...]:
         """Rows and lengths rounded up: batches with the same fit into one room."""
         (rows, source), target = self.source.shape, self.target.shape[1]
-        return _rounded(rows, ROOM_ROWS), _rounded(source, ROOM_LENGTH), _rounded(target, ROOM_LENGTH)
+        return rounded_up(rows, ROOM_ROWS), rounded_up(source, ROOM_LENGTH), rounded_up(target, ROOM_LENGTH)
 
     def room(self, device: torch.device | str) -> Batch:
         """Memory for batches of about this shape; see `fill`."""
@@ -112,10 +112,10 @@ def collate(
 
 
 def _rows(lengths: Lengths, pad_id: int, multiple: int) -> npt.NDArray[np.int64]:
-    return np.full((len(lengths), _rounded(int(lengths.max(initial=1)), multiple)), pad_id, np.int64)
+    return np.full((len(lengths), rounded_up(int(lengths.max(initial=1)), multiple)), pad_id, np.int64)
 
 
-def _rounded(count: int, multiple: int) -> int:
+def rounded_up(count: int, multiple: int) -> int:
     return -(-count // multiple) * multiple
 
 

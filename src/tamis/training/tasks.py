@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from tamis.data.batching import ROOM_LENGTH, ROOM_ROWS, Position
+from tamis.data.batching import ROOM_LENGTH, ROOM_ROWS, Position, rounded_up
 from tamis.data.tasks import SequenceTask, build_task, stream
 from tamis.models.pretrained import Config, at_least
 from tamis.training.distributed import Process
@@ -77,7 +77,7 @@ class Part:
 
     def room_shape(self) -> tuple[int, ...]:
         rows, length = self.inputs.shape
-        return -(-rows // ROOM_ROWS) * ROOM_ROWS, -(-length // ROOM_LENGTH) * ROOM_LENGTH
+        return rounded_up(rows, ROOM_ROWS), rounded_up(length, ROOM_LENGTH)
 
     def room(self, device: torch.device | str) -> Part:
         shape = self.room_shape()
