@@ -79,6 +79,7 @@ class GraphedBackward:
 
     def _capture(self, held: _Held) -> None:
         held.graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(held.graph, pool=self._pool):
+        # The thread that prefetches pins memory meanwhile, which the default mode takes for an error of this thread.
+        with torch.cuda.graph(held.graph, pool=self._pool, capture_error_mode="thread_local"):
             held.loss = self.backward(held.part, held.factor)
         self._pool = held.graph.pool()  # one after the other they can use the same memory
