@@ -144,6 +144,8 @@ class _Case:
                 return entmax15(scores, dim=-1).bfloat16() @ self.value
 
             peers["entmax package, alpha 1.5"] = (dense, inputs)
+        if self.shape == "cross":  # adasplash reads beyond the keys where they are fewer than the queries
+            return peers
         try:
             from adasplash import adasplash
         except ImportError:
