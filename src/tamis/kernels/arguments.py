@@ -52,15 +52,36 @@ class Arguments(NamedTuple):
         return self.attn_mask is not None and self.attn_mask.shape[2] > 1
 
     @property
+    def is_long(self) -> bool:
+        """Whether tiles without weights are worth skipping.  Packed sequences have no tiles of their own."""
+        return self.is_entmax and self.cu_q is None and self.key.shape[2] >= LONG
+
+    @property
     def whole_backward(self) -> bool:
         """All gradients of a key head in one program: its keys fit one tile, and its accumulators the registers."""
         if self.query.dtype == torch.float32:
             most = 64 if self.head_dim <= 64 else 0
         else:
             most = 128 if self.head_dim <= 64 else 64 if self.head_dim <= 128 else 0
-        return self.cu_q is None and self.key.shape[2] <= most
+        return self.cu_q is None and not self.is_long and self.key.shape[2] <= most
+
+    @property
+    def tile(self) -> tuple[int, int]:
+        """Rows and columns of the tiles that a loop goes through; larger heads and fp32 need the registers."""
+        if self.query.dtype == torch.float32 or self.head_dim > 128:
+            return 16 if self.query.dtype == torch.float32 and self.head_dim > 128 else 32, 32
+        return 64, 64
+
+    @property
+    def tile_bits(self) -> tuple[int, int, int, int]:
+        """(B, H, blocks of queries, words of 32 tiles)."""
+        rows, cols = self.tile
+        batch, heads, queries = self.query.shape[:3]
+        return batch, heads, -(-queries // rows), -(-self.key.shape[2] // (32 * cols))
 
 
+LONG = 1024
+"""Keys from which on tiles without weights are found first, and skipped."""
 TENSORS = 13
 """So many of the arguments come first and are tensors."""
 
@@ -71,15 +92,17 @@ SCHEMA = (
 )
 
 
-def empty_results(a: Arguments, train: bool) -> tuple[Tensor, Tensor, Tensor]:
-    """Memory for the output, in the layout that merges heads for free; for what only backward needs; for row states."""
+def empty_results(a: Arguments, train: bool) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Memory for the output, in the layout that merges heads for free; for what only backward needs; for row states;
+    and for a bit for each tile of a long row."""
     batch, heads, queries = a.query.shape[:3]
     shape = (batch, queries, heads, a.value.shape[3])
     out = a.query.new_empty(shape).transpose(1, 2)
     wanted = train and a.is_entmax and not a.whole_backward
     out2 = a.query.new_empty(shape if wanted else (0, 0, 0, 0), dtype=torch.float32).transpose(1, 2)
     rows = a.query.new_empty((3, batch, heads, queries) if a.is_entmax else (3, 0, 0, 0), dtype=torch.float32)
-    return out, out2, rows
+    bits = a.query.new_empty(a.tile_bits if a.is_long else (0, 0, 0, 0), dtype=torch.int32)
+    return out, out2, rows, bits
 
 
 def empty_gradients(a: Arguments, with_e: bool) -> tuple[Tensor, Tensor, Tensor, Tensor]:

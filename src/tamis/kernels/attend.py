@@ -402,6 +402,15 @@ def _key_range(sight, q_first, num_q, num_k, key_end, BM: tl.constexpr, BN: tl.c
 
 
 @triton.jit
+def _tile(tile_list, low, i, LISTED: tl.constexpr, BLOCK: tl.constexpr):
+    """Where the i-th tile of a program begins: of those listed, or of all from `low` on."""
+    first = low + i * BLOCK
+    if LISTED:
+        first = tl.load(tile_list + i) * BLOCK
+    return first
+
+
+@triton.jit
 def _add_output(
     out, out2, total, slope, s, m, c, e, bias, value, dropout, head, q_first, k_first,
     RULE: tl.constexpr, NORMALISED: tl.constexpr, KEEP_O2: tl.constexpr, FAST: tl.constexpr, PRECISION: tl.constexpr,
@@ -443,12 +452,12 @@ def _solve_start(
 
 @triton.jit(do_not_specialize=(*LENGTHS, "num_blocks"))
 def forward(
-    Q, K, V, OUT, O2, M, C, N, SCALES, E, sight, dropout, packed,
+    Q, K, V, OUT, O2, M, C, N, LISTS, COUNTS, SCALES, E, sight, dropout, packed,
     q_strides, k_strides, v_strides, o_strides, scales_strides, e_value, scale, bias,
     H, GROUPS, num_q, num_k, num_blocks,
     D: tl.constexpr, DW: tl.constexpr, DV: tl.constexpr, DVW: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
     RULE: tl.constexpr, NORMALISED: tl.constexpr, HAS_E: tl.constexpr, HAS_SCALES: tl.constexpr, TILES: tl.constexpr,
-    KEEP_O2: tl.constexpr, TOLERANCE: tl.constexpr, FAST: tl.constexpr, PRECISION: tl.constexpr
+    LISTED: tl.constexpr, KEEP_O2: tl.constexpr, TOLERANCE: tl.constexpr, FAST: tl.constexpr, PRECISION: tl.constexpr
 ):  # fmt: skip
     program = tl.program_id(0)
     h = (program // num_blocks) % H
@@ -463,6 +472,11 @@ def forward(
     present = q_first + tl.arange(0, BM) < num_q
     key_end = _key_end(sight, b, num_k)
     low, high = _key_range(sight, q_first, num_q, num_k, key_end, BM, BN)
+    count = tl.cdiv(tl.maximum(high - low, 0), BN)
+    tile_list = LISTS
+    if LISTED:
+        count = tl.load(COUNTS + program)
+        tile_list += tl.cast(program, tl.int64) * tl.cdiv(num_k, BN)
     q = _load(_matrix(Q, b, h, q_start, q_strides), q_first, num_q, q_strides, D, BM, DW)
     keys = _matrix(K, b, h // GROUPS, k_start, k_strides)
     values = _matrix(V, b, h // GROUPS, k_start, v_strides)
@@ -485,17 +499,21 @@ def forward(
             )  # fmt: skip
             tiles = tiles + (tile,)
             top = tl.maximum(top, tile)
-    elif NORMALISED:
+    elif NORMALISED and not LISTED:
         for first in range(low, high, BN):
             k = _load(keys, first, key_end, k_strides, D, BN, DW)
             top = tl.maximum(top, _scores(
                 q, k, scale, sight, b, h, q_first, first, q_start, num_q, k_start, num_k, key_end, PRECISION, BM, BN
             ))  # fmt: skip
     if NORMALISED:
-        m = tl.max(top, 1)
+        if LISTED:
+            m = tl.load(M + row, mask=present, other=float("-inf"))
+            c = tl.load(C + row, mask=present, other=0.0)
+        else:
+            m = tl.max(top, 1)
         alive = m > float("-inf")
         m = tl.where(alive, m, 0.0)
-        if TILES != 1 or BN > 32:
+        if not LISTED and (TILES != 1 or BN > 32):
             c = _solve_start(top - m[:, None], c, alive, e, RULE, TILES, FAST, BM, BN)
         worst = float("inf")
         go = True
@@ -508,7 +526,8 @@ def forward(
                     total += tl.sum(v * x, 1)
                     slope += tl.sum(v, 1)
             else:
-                for first in range(low, high, BN):
+                for i in range(0, count):
+                    first = _tile(tile_list, low, i, LISTED, BN)
                     k = _load(keys, first, key_end, k_strides, D, BN, DW)
                     tile = _scores(
                         q, k, scale, sight, b, h, q_first, first, q_start, num_q, k_start, num_k, key_end, PRECISION,
@@ -536,7 +555,8 @@ def forward(
                 RULE, NORMALISED, KEEP_O2, FAST, PRECISION, BM, BN
             )  # fmt: skip
     else:
-        for first in range(low, high, BN):
+        for i in range(0, count):
+            first = _tile(tile_list, low, i, LISTED, BN)
             k = _load(keys, first, key_end, k_strides, D, BN, DW)
             tile = _scores(
                 q, k, scale, sight, b, h, q_first, first, q_start, num_q, k_start, num_k, key_end, PRECISION, BM, BN
@@ -557,6 +577,129 @@ def forward(
     if KEEP_O2:
         out2 *= _inverse(slope)[:, None]
         _store(_matrix(O2, b, h, q_start, o_strides), out2, q_first, num_q, o_strides, DV, BM, DVW)
+
+
+# ---------------------------------------------------------------------------------------------------------------
+# Long rows: which tiles hold weights
+
+
+@triton.jit
+def _larger(a, b):
+    """NaN is the largest of all: the tile that holds it must not be left out."""
+    return tl.maximum(a, b, propagate_nan=tl.PropagateNan.ALL)
+
+
+@triton.jit
+def _looser(c, e, RULE: tl.constexpr):
+    """A bound of c that rounding cannot have carried past the root."""
+    if RULE == "power":
+        return c - 1e-5 * (1.0 + tl.abs(c))
+    return c * (1.0 + 1e-5)
+
+
+@triton.jit(do_not_specialize=(*LENGTHS, "num_blocks", "tasks"))
+def scan(
+    Q, K, M, C, BITS, MAXIMA, E, sight, dropout, packed, q_strides, k_strides, scales_strides, e_value, scale, bias,
+    H, GROUPS, num_q, num_k, num_blocks, tasks, D: tl.constexpr, DW: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
+    ROWS: tl.constexpr, RULE: tl.constexpr, HAS_E: tl.constexpr, SWEEPS: tl.constexpr, FAST: tl.constexpr,
+    PRECISION: tl.constexpr
+):  # fmt: skip
+    """One pass over all scores: the largest of each row (M), a bound of its solution (C), and one bit for each tile of
+    ROWS x BN scores, 0 where the bound proves that it holds no weight.
+
+    The solution over a subset of a row's scores is such a bound.  The subsets are the largest scores of each tile, kept
+    in memory of the program, and before that eight maxima over the whole row.
+    """
+    program = tl.program_id(0)
+    zero = tl.zeros((), tl.int64)
+    num_tiles = tl.cdiv(num_k, BN)
+    words = tl.cdiv(num_tiles, 32)
+    row_blocks = tl.cdiv(num_q, ROWS)
+    heads = tasks // num_blocks
+    lanes = tl.arange(0, 32)
+    maxima = MAXIMA + tl.cast(program, tl.int64) * num_tiles * BM
+    for task in range(program, tasks, tl.num_programs(0)):
+        head = task % heads
+        q_first = (num_blocks - 1 - task // heads) * BM  # of a causal mask, the longest rows first
+        b = head // H
+        h = head % H
+        rows = tl.arange(0, BM)
+        present = q_first + rows < num_q
+        key_end = _key_end(sight, b, num_k)
+        low, high = _key_range(sight, q_first, num_q, num_k, key_end, BM, BN)
+        q = _load(_matrix(Q, b, h, zero, q_strides), q_first, num_q, q_strides, D, BM, DW)
+        keys = _matrix(K, b, h // GROUPS, zero, k_strides)
+        e = _exponent(E, e_value, h, HAS_E, FAST)
+        top = tl.full((BM, 8), float("-inf"), tl.float32)
+        for first in range(low, high, BN):
+            k = _load(keys, first, key_end, k_strides, D, BN, DW)
+            s = _scores(
+                q, k, scale, sight, b, h, q_first, first, zero, num_q, zero, num_k, key_end, PRECISION, BM, BN
+            )  # fmt: skip
+            some = tl.reduce(tl.reshape(s, (BM, BN // 8, 8)), 1, _larger)
+            top = _larger(top, some)
+            tl.store(maxima + (first // BN) * BM + rows, tl.reduce(some, 1, _larger))
+        m = tl.max(top, 1)
+        alive = m > float("-inf")
+        m = tl.where(alive, m, 0.0)
+        c = tl.zeros((BM,), tl.float32)
+        if RULE == "squares" or RULE == "identity":
+            c += 1.0
+        for _ in range(3):
+            x, v, log_x = _entmax(top - m[:, None], c, e, RULE, FAST)
+            c = _advance(c, tl.where(alive, tl.sum(v * x, 1), 1.0), tl.where(alive, tl.sum(v, 1), 1.0), e, RULE)
+        tl.debug_barrier()  # what some threads wrote, others read
+        low_tile = low // BN
+        end_tile = tl.cdiv(tl.maximum(high, low), BN)
+        places = maxima + rows[:, None] + lanes[None, :] * BM
+        for _ in range(SWEEPS):
+            total = tl.zeros((BM,), tl.float32)
+            slope = tl.zeros((BM,), tl.float32)
+            for tile in range(low_tile, end_tile, 32):
+                inside = (tile + lanes < end_tile)[None, :]
+                d = tl.load(places + tile * BM, mask=inside, other=float("-inf")) - m[:, None]
+                x, v, log_x = _entmax(d, c, e, RULE, FAST)
+                total += tl.sum(v * x, 1)
+                slope += tl.sum(v, 1)
+            c = _advance(c, tl.where(alive, total, 1.0), tl.where(alive, slope, 1.0), e, RULE)
+        loose = _looser(c, e, RULE)
+        blocks = q_first // ROWS + tl.arange(0, BM // ROWS)
+        out = BITS + (tl.cast(head, tl.int64) * row_blocks + blocks) * words
+        for word in range(0, words):
+            tile = word * 32
+            inside = (tile + lanes >= low_tile) & (tile + lanes < end_tile)
+            d = tl.load(places + tile * BM, mask=inside[None, :], other=float("-inf")) - m[:, None]
+            x, v, log_x = _entmax(d, loose, e, RULE, FAST)
+            holds = tl.max(tl.reshape(tl.where(x <= 0.0, 0, 1), (BM // ROWS, ROWS, 32)), 1)
+            tl.store(out + word, tl.sum(holds << lanes[None, :], 1), mask=blocks < row_blocks)
+        row = tl.cast(head, tl.int64) * num_q + q_first + rows
+        tl.store(M + row, tl.where(alive, m, float("-inf")), mask=present)
+        tl.store(C + row, c, mask=present)
+        tl.debug_barrier()  # before the next block writes its maxima
+
+
+@triton.jit(do_not_specialize=("row_blocks", "num_tiles"))
+def list_tiles(BITS, LISTS, COUNTS, row_blocks, num_tiles, BY_KEY: tl.constexpr):
+    """The tiles of each block of queries whose bit is set; or, by key, the blocks of queries of each tile of keys."""
+    words = tl.cdiv(num_tiles, 32)
+    lines = num_tiles if BY_KEY else row_blocks
+    width = row_blocks if BY_KEY else num_tiles
+    program = tl.program_id(0)
+    bits = BITS + tl.cast(program // lines, tl.int64) * row_blocks * words
+    line = program % lines
+    out = LISTS + tl.cast(program, tl.int64) * width
+    lanes = tl.arange(0, 32)
+    count = 0
+    for place in range(0, width, 32):
+        inside = place + lanes < width
+        if BY_KEY:
+            word = tl.load(bits + (place + lanes) * words + line // 32, mask=inside, other=0)
+            bit = (word >> (line % 32)) & 1
+        else:
+            bit = tl.where(inside, (tl.load(bits + line * words + place // 32) >> lanes) & 1, 0)
+        tl.store(out + count + tl.cumsum(bit, 0) - bit, (place + lanes).to(LISTS.dtype.element_ty), mask=bit > 0)
+        count += tl.sum(bit, 0)
+    tl.store(COUNTS + program, count)
 
 
 # ---------------------------------------------------------------------------------------------------------------
@@ -679,12 +822,12 @@ def backward_whole(
 
 @triton.jit(do_not_specialize=(*LENGTHS, "num_blocks"))
 def backward_queries(
-    Q, K, V, DO, DQ, DE, O2, DELTA, M, C, N, SCALES, E, sight, dropout, packed,
+    Q, K, V, DO, DQ, DE, O2, DELTA, M, C, N, LISTS, COUNTS, SCALES, E, sight, dropout, packed,
     q_strides, k_strides, v_strides, do_strides, dq_strides, o2_strides, scales_strides, e_value, scale, bias,
     H, GROUPS, num_q, num_k, num_blocks,
     D: tl.constexpr, DW: tl.constexpr, DV: tl.constexpr, DVW: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
     RULE: tl.constexpr, NORMALISED: tl.constexpr, HAS_E: tl.constexpr, HAS_SCALES: tl.constexpr, WITH_E: tl.constexpr,
-    FAST: tl.constexpr, PRECISION: tl.constexpr
+    LISTED: tl.constexpr, FAST: tl.constexpr, PRECISION: tl.constexpr
 ):  # fmt: skip
     program = tl.program_id(0)
     h = (program // num_blocks) % H
@@ -720,7 +863,13 @@ def backward_queries(
     sum_v = tl.zeros((BM,), tl.float32)
     sum_v_dp = tl.zeros((BM,), tl.float32)
     q_token = q_start.to(tl.int32) + q_first
-    for first in range(low, high, BN):
+    count = tl.cdiv(tl.maximum(high - low, 0), BN)
+    tile_list = LISTS
+    if LISTED:
+        count = tl.load(COUNTS + program)
+        tile_list += tl.cast(program, tl.int64) * tl.cdiv(num_k, BN)
+    for i in range(0, count):
+        first = _tile(tile_list, low, i, LISTED, BN)
         k = _load(keys, first, key_end, k_strides, D, BN, DW)
         value = _load(values, first, key_end, v_strides, DV, BN, DVW)
         s = _scores(
@@ -746,12 +895,12 @@ def backward_queries(
 
 @triton.jit(do_not_specialize=(*LENGTHS, "num_blocks"))
 def backward_keys(
-    Q, K, V, DO, DK, DV_, DELTA, M, C, N, SCALES, E, sight, dropout, packed,
+    Q, K, V, DO, DK, DV_, DELTA, M, C, N, LISTS, COUNTS, SCALES, E, sight, dropout, packed,
     q_strides, k_strides, v_strides, do_strides, dk_strides, dv_strides, scales_strides, e_value, scale, bias,
     H, GROUPS, num_q, num_k, num_blocks,
     D: tl.constexpr, DW: tl.constexpr, DV: tl.constexpr, DVW: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
     RULE: tl.constexpr, NORMALISED: tl.constexpr, HAS_E: tl.constexpr, HAS_SCALES: tl.constexpr,
-    FAST: tl.constexpr, PRECISION: tl.constexpr
+    LISTED: tl.constexpr, FAST: tl.constexpr, PRECISION: tl.constexpr
 ):  # fmt: skip
     program = tl.program_id(0)
     key_heads = H // GROUPS
@@ -771,7 +920,14 @@ def backward_keys(
     for h in range(key_head * GROUPS, key_head * GROUPS + GROUPS):
         head = b * H + h
         e = _exponent(E, e_value, h, HAS_E, FAST)
-        for q_first in range(low, high, BM):
+        count = tl.cdiv(tl.maximum(high - low, 0), BM)
+        tile_list = LISTS
+        if LISTED:
+            line = tl.cast(head, tl.int64) * num_blocks + block
+            count = tl.load(COUNTS + line)
+            tile_list += line * tl.cdiv(num_q, BM)
+        for i in range(0, count):
+            q_first = _tile(tile_list, low, i, LISTED, BM)
             row = tl.cast(head, tl.int64) * rows_per_head + q_start + q_first + tl.arange(0, BM)
             present = q_first + tl.arange(0, BM) < num_q
             q = _load(_matrix(Q, b, h, q_start, q_strides), q_first, num_q, q_strides, D, BM, DW)

@@ -32,10 +32,12 @@ class Tiles(NamedTuple):
 
 def forward_tiles(a: Arguments) -> Tiles:
     """All scores of a block of queries in registers up to 256 keys, in a loop beyond."""
+    if a.is_long:
+        return split_tiles(a)
     keys = a.key.shape[2]
     heavy = a.rule == "power" or a.mask_by_query  # with temporaries that take many registers
     if a.query.dtype == torch.float32 or a.head_dim > 128:
-        tiles = _small_tiles(a)
+        tiles = Tiles(*a.tile, 4, 1)
         if a.head_dim <= 64 and keys <= 128:
             tiles = Tiles(32, min(64, _power_of_two(keys)), 4, 1, triton.cdiv(keys, 64))
     elif keys <= 32:
@@ -61,39 +63,77 @@ def whole_tiles(a: Arguments) -> Tiles:
 
 
 def split_tiles(a: Arguments) -> Tiles:
-    """For d query with keys in a loop, and for d key and d value with queries in a loop."""
-    if a.query.dtype == torch.float32 or a.head_dim > 128:
-        return _small_tiles(a)
-    return Tiles(64, 64, 4, 3 if a.head_dim <= 64 else 2)
+    """For d query with keys in a loop, and for d key and d value with queries in a loop; for all of a long row."""
+    stages = 1 if a.tile[1] == 32 else 3 if a.head_dim <= 64 else 2
+    return Tiles(*a.tile, 4, stages)
 
 
-def _small_tiles(a: Arguments) -> Tiles:
-    return Tiles(16 if a.query.dtype == torch.float32 and a.head_dim > 128 else 32, 32, 4, 1)
+def scan_tiles(a: Arguments) -> Tiles:
+    """For the pass over all scores of long rows."""
+    rows, cols = a.tile
+    return Tiles(2 * rows, cols, 4 if cols == 32 else 8, 1 if cols == 32 else 3)
+
+
+SCAN_PROGRAMS = 264
+"""Each with memory for its maxima: two for each multiprocessor of an H200."""
 
 
 def _power_of_two(n: int) -> int:
     return max(16, triton.next_power_of_2(n))
 
 
-def forward(a: Arguments, train: bool) -> tuple[Tensor, Tensor, Tensor]:
-    """The output, the average of the values under the slopes where the backward pass needs it, and (m, c, n)."""
-    out, out2, rows = empty_results(a, train)
+def forward(a: Arguments, train: bool) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """The output, the average of the values under the slopes where the backward pass needs it, (m, c, n), and which
+    tiles of long rows hold weights."""
+    out, out2, rows, bits = empty_results(a, train)
     if out.numel() == 0 or a.key.shape[2] == 0:
-        return out.zero_(), out2.zero_(), rows.zero_()
+        return out.zero_(), out2.zero_(), rows.zero_(), bits.zero_()
     if a.cu_q is not None:
         out.zero_()  # tokens may follow the last packed sequence
+
+    if a.is_long:
+        _scan(a, rows, bits)
 
     def plan() -> Plan:
         tiles = forward_tiles(a)
         blocks = _query_blocks(a, tiles)
-        constants = {"TILES": tiles.kept, "KEEP_O2": out2.numel() > 0, "TOLERANCE": _tolerance(a)}
+        constants = {"TILES": tiles.kept, "KEEP_O2": out2.numel() > 0, "TOLERANCE": _tolerance(a), "LISTED": a.is_long}
         strided = (a.query, a.key, a.value, out)
-        return Plan(attend.forward, a, tiles, blocks * _heads(a), strided, constants, blocks)
+        return Plan(attend.forward, a, tiles, blocks * _heads(a), strided, constants, (blocks,))
 
     _planned(("forward", train, _layout(a)), plan).launch(
-        a, (a.query, a.key, a.value, out, out2, *rows, a.row_scale, a.e)
+        a, (a.query, a.key, a.value, out, out2, *rows, *_listed(a, bits, by_key=False), a.row_scale, a.e)
     )
-    return out, out2, rows
+    return out, out2, rows, bits
+
+
+def _scan(a: Arguments, rows: Tensor, bits: Tensor) -> None:
+    """Fill `bits`, and the first two of `rows` with what the solution starts from."""
+    tiles = scan_tiles(a)
+    blocks = triton.cdiv(a.query.shape[2], tiles.rows)
+    tasks = blocks * _heads(a)
+    programs = min(tasks, SCAN_PROGRAMS)
+
+    def plan() -> Plan:
+        constants = {"ROWS": a.tile[0], "SWEEPS": 2}
+        return Plan(attend.scan, a, tiles, programs, (a.query, a.key), constants, (blocks, tasks))
+
+    num_tiles = triton.cdiv(a.key.shape[2], tiles.cols)
+    maxima = torch.empty(programs * num_tiles * tiles.rows, dtype=torch.float32, device=bits.device)
+    _planned(("scan", _layout(a, rows)), plan).launch(a, (a.query, a.key, rows[0], rows[1], bits, maxima, a.e))
+
+
+def _listed(a: Arguments, bits: Tensor, *, by_key: bool) -> tuple[Tensor | None, Tensor | None]:
+    """The tiles of long rows that hold weights, for each block of queries or for each of keys, and their counts."""
+    if not a.is_long:
+        return None, None
+    row_blocks, num_tiles = bits.shape[2], triton.cdiv(a.key.shape[2], a.tile[1])
+    lines = _heads(a) * (num_tiles if by_key else row_blocks)
+    width = row_blocks if by_key else num_tiles
+    lists = torch.empty((lines, width), dtype=torch.int16 if width < 2**15 else torch.int32, device=bits.device)
+    counts = torch.empty(lines, dtype=torch.int32, device=bits.device)
+    attend.list_tiles[(lines,)](bits, lists, counts, row_blocks, num_tiles, by_key, num_warps=1)
+    return lists, counts
 
 
 def _tolerance(a: Arguments) -> float:
@@ -102,7 +142,7 @@ def _tolerance(a: Arguments) -> float:
 
 
 def backward(
-    a: Arguments, grad: Tensor, out2: Tensor, rows: Tensor, with_e: bool
+    a: Arguments, grad: Tensor, out2: Tensor, rows: Tensor, bits: Tensor, with_e: bool
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Gradients of query, key, value and, per head, alpha."""
     dq, dk, dv, de = empty_gradients(a, with_e)
@@ -113,7 +153,7 @@ def backward(
     if a.whole_backward:
         partial = _backward_whole(a, grad, dq, dk, dv, rows, with_e)
     else:
-        partial = _backward_split(a, grad, dq, dk, dv, out2, rows, with_e)
+        partial = _backward_split(a, grad, dq, dk, dv, out2, rows, bits, with_e)
     if with_e:
         torch.sum(partial.view(a.query.shape[0], a.query.shape[1], -1), (0, 2), out=de)
     return dq, dk, dv, de
@@ -137,7 +177,15 @@ def _backward_whole(
 
 
 def _backward_split(
-    a: Arguments, grad: Tensor, dq: Tensor, dk: Tensor, dv: Tensor, out2: Tensor, rows: Tensor, with_e: bool
+    a: Arguments,
+    grad: Tensor,
+    dq: Tensor,
+    dk: Tensor,
+    dv: Tensor,
+    out2: Tensor,
+    rows: Tensor,
+    bits: Tensor,
+    with_e: bool,
 ) -> Tensor:
     tiles = split_tiles(a)
     query_blocks, key_blocks = _query_blocks(a, tiles), _key_blocks(a, tiles)
@@ -145,20 +193,27 @@ def _backward_split(
     def plan_queries() -> Plan:
         strided = (a.query, a.key, a.value, grad, dq, out2)
         programs = query_blocks * _heads(a)
-        return Plan(attend.backward_queries, a, tiles, programs, strided, {"WITH_E": with_e}, query_blocks)
+        constants = {"WITH_E": with_e, "LISTED": a.is_long}
+        return Plan(attend.backward_queries, a, tiles, programs, strided, constants, (query_blocks,))
 
     def plan_keys() -> Plan:
         strided = (a.query, a.key, a.value, grad, dk, dv)
-        return Plan(attend.backward_keys, a, tiles, key_blocks * _key_heads(a), strided, {}, key_blocks)
+        programs = key_blocks * _key_heads(a)
+        return Plan(attend.backward_keys, a, tiles, programs, strided, {"LISTED": a.is_long}, (key_blocks,))
 
     de = torch.empty(query_blocks * _heads(a), dtype=torch.float32, device=grad.device)
     delta = torch.empty(rows.shape[1:], dtype=torch.float32, device=grad.device)
     layout = _layout(a, grad, out2, rows)
     _planned(("queries", with_e, layout), plan_queries).launch(
-        a, (a.query, a.key, a.value, grad, dq, de, out2, delta, *rows, a.row_scale, a.e)
+        a,
+        (
+            *(a.query, a.key, a.value, grad, dq, de, out2, delta),
+            *(*rows, *_listed(a, bits, by_key=False), a.row_scale, a.e),
+        ),
     )
     _planned(("keys", layout), plan_keys).launch(
-        a, (a.query, a.key, a.value, grad, dk, dv, delta, *rows, a.row_scale, a.e)
+        a,
+        (a.query, a.key, a.value, grad, dk, dv, delta, *rows, *_listed(a, bits, by_key=True), a.row_scale, a.e),
     )
     return de
 
@@ -190,9 +245,10 @@ class Plan:
     Working it out takes the host longer than the GPU needs for short rows, and all layers of a model can share it.
 
     Args:
-        programs: how many to start; `blocks` of them for each head, where the kernel asks for that.
+        programs: how many to start.
         strided: the tensors whose strides the kernel takes, in its order.
         constants: of this kernel, beside those of all.
+        counts: of this kernel, after the lengths.
     """
 
     def __init__(
@@ -203,7 +259,7 @@ class Plan:
         programs: int,
         strided: tuple[Tensor, ...],
         constants: dict[str, Any],
-        blocks: int | None = None,
+        counts: tuple[int, ...] = (),
     ) -> None:
         constants = _constants(a, tiles) | constants
         self._sight, self._dropout, self._packed = _sight(a), _dropout(a), _packed(a)
@@ -217,7 +273,7 @@ class Plan:
             a.query.shape[1] // a.key.shape[1],
             a.query.shape[2],
             a.key.shape[2],
-            *(() if blocks is None else (blocks,)),
+            *counts,
         )
         self._constants = tuple(constants[name] for name in kernel.arg_names if name in constants)
         self._kernel, self._grid = kernel, (programs, 1, 1)

@@ -11,7 +11,7 @@ from tamis.kernels.arguments import SCHEMA, Arguments, empty_gradients, empty_re
 from tamis.kernels.dispatch import unwatched
 
 
-def _forward(*arguments: Any) -> tuple[Tensor, Tensor, Tensor]:
+def _forward(*arguments: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     from tamis.kernels import launch
 
     with torch.cuda.device_of(arguments[0]):  # Triton launches on the current device
@@ -19,12 +19,15 @@ def _forward(*arguments: Any) -> tuple[Tensor, Tensor, Tensor]:
 
 
 attend_forward = torch.library.custom_op(
-    "tamis::attend_forward", _forward, mutates_args=(), schema=f"({SCHEMA}, bool train) -> (Tensor, Tensor, Tensor)"
+    "tamis::attend_forward",
+    _forward,
+    mutates_args=(),
+    schema=f"({SCHEMA}, bool train) -> (Tensor, Tensor, Tensor, Tensor)",
 )
 
 
 @attend_forward.register_fake
-def _(*arguments: Any) -> tuple[Tensor, Tensor, Tensor]:
+def _(*arguments: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     return empty_results(Arguments(*arguments[:-1]), arguments[-1])
 
 
@@ -32,20 +35,20 @@ def _backward(*arguments: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     from tamis.kernels import launch
 
     with torch.cuda.device_of(arguments[0]):
-        return launch.backward(Arguments(*arguments[:-4]), *arguments[-4:])
+        return launch.backward(Arguments(*arguments[:-5]), *arguments[-5:])
 
 
 attend_backward = torch.library.custom_op(
     "tamis::attend_backward",
     _backward,
     mutates_args=(),
-    schema=f"({SCHEMA}, Tensor grad, Tensor out2, Tensor rows, bool with_e) -> (Tensor, Tensor, Tensor, Tensor)",
+    schema=f"({SCHEMA}, Tensor grad, Tensor out2, Tensor rows, Tensor bits, bool with_e) -> (Tensor, Tensor, Tensor, Tensor)",
 )
 
 
 @attend_backward.register_fake
 def _(*arguments: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    return empty_gradients(Arguments(*arguments[:-4]), arguments[-1])
+    return empty_gradients(Arguments(*arguments[:-5]), arguments[-1])
 
 
 def attend(arguments: Arguments, train: bool) -> Tensor:
@@ -61,17 +64,17 @@ class Attend(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, *arguments: Any) -> Tensor:
-        out, out2, rows = (_forward if unwatched(arguments[0]) else attend_forward)(*arguments)
-        ctx.save_for_backward(out2, rows, *(x if isinstance(x, Tensor) else None for x in arguments))
+        out, out2, rows, bits = (_forward if unwatched(arguments[0]) else attend_forward)(*arguments)
+        ctx.save_for_backward(out2, rows, bits, *(x if isinstance(x, Tensor) else None for x in arguments))
         ctx.others = [None if isinstance(x, Tensor) else x for x in arguments[:-1]]
         return out
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, grad: Tensor) -> Any:
-        out2, rows, *tensors = ctx.saved_tensors
+        out2, rows, bits, *tensors = ctx.saved_tensors
         arguments = [x if x is not None else other for x, other in zip(tensors, ctx.others, strict=False)]
         with_e = ctx.needs_input_grad[3]
         backward = _backward if unwatched(grad) else attend_backward
-        dq, dk, dv, de = backward(*arguments, grad, out2, rows, with_e)
+        dq, dk, dv, de = backward(*arguments, grad, out2, rows, bits, with_e)
         return dq, dk, dv, de if with_e else None, *(None,) * (len(ctx.others) - 3)
