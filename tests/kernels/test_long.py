@@ -1,0 +1,90 @@
+"""Long rows in Triton's interpreter, where every length counts as long."""
+
+import pytest
+import torch
+
+import tamis
+from kernels.cases import FACTORS, Problem, check, covering, describe
+
+pytest.importorskip("triton")
+from tamis.kernels import arguments, launch
+
+pytestmark = [
+    pytest.mark.skipif(torch.cuda.is_available(), reason="runs compiled in test_compiled.py"),
+    pytest.mark.filterwarnings("ignore::RuntimeWarning"),
+]
+
+LONG = {
+    **FACTORS,
+    "rule": (1.5, 2.0, 1.3, 1.0, "learned", "near one"),
+    "lengths": ((37, 37), (1, 20), (70, 20), (5, 150), (70, 130)),
+    "head_dims": ((16, 16), (24, 40)),
+    "structure": ("full", "causal", "window", "causal alibi", "positions"),
+    "layout": ("contiguous", "odd strides"),
+}
+
+
+@pytest.fixture(autouse=True)
+def everything_is_long(monkeypatch):
+    monkeypatch.setattr(arguments, "LONG", 1)
+    monkeypatch.setattr(launch, "SCAN_PROGRAMS", 3)
+    launch._plans.clear()
+    yield
+    launch._plans.clear()
+
+
+@pytest.mark.parametrize("case", covering(LONG), ids=describe)
+def test_pairs_of_features(case, known_dropout):
+    check(Problem(case, torch.float32))
+
+
+@pytest.mark.parametrize("case", covering({**LONG, "lengths": ((5, 150),), "rule": (1.5, "learned")})[:6], ids=describe)
+def test_fp16(case, known_dropout):
+    check(Problem(case, torch.float16))
+
+
+@pytest.mark.parametrize("alpha", [1.5, 2.0, 1.2])
+@pytest.mark.parametrize("kind", ["equal", "one above", "large", "near ties"])
+def test_mass_is_one_on_adversarial_rows(alpha, kind):
+    n = 300
+    scores = {
+        "equal": torch.zeros(n),
+        "one above": torch.where(torch.arange(n) == 3, 0.0, -1.0 / (alpha - 1.0) + 1e-3),
+        "large": torch.linspace(990.0, 1000.0, n),
+        "near ties": 1.0 + 1e-6 * torch.arange(n),
+    }[kind]
+    query, key = torch.ones(1, 1, 1, 16), torch.zeros(1, 1, n, 16)
+    out = tamis.entmax_attention(
+        query, key, torch.ones(1, 1, n, 16), scores.view(1, 1, 1, n), alpha=alpha, backend="triton"
+    )
+    torch.testing.assert_close(out, torch.ones_like(out), rtol=0.0, atol=1e-5)
+
+
+def bits_of(query, key, alpha, monkeypatch):
+    found = []
+    forward = launch.forward
+    monkeypatch.setattr(launch, "forward", lambda a, train: found.append(forward(a, train)) or found[-1])
+    tamis.entmax_attention(query, key, key, alpha=alpha, backend="triton")
+    tiles = -(-key.shape[2] // 32)
+    return (found[0][3][..., None] >> torch.arange(32) & 1).flatten(3)[..., :tiles].bool()
+
+
+@pytest.mark.parametrize("alpha", [1.5, 2.0, 1.3])
+def test_no_tile_with_weights_is_skipped_and_few_others_are_kept(alpha, monkeypatch):
+    # Clusters of keys far apart: most tiles hold nothing.
+    centres = 6.0 * torch.randn(10, 16)
+    key = (centres.repeat_interleave(32, 0) + torch.randn(320, 16))[None, None]
+    query = (centres[::3].repeat_interleave(32, 0) + torch.randn(128, 16))[None, None]
+    bits = bits_of(query, key, alpha, monkeypatch)
+    support = tamis.functional.attention_weights(query.double(), key.double(), alpha=alpha) > 0.0
+    held = support.view(1, 1, 4, 32, 10, 32).any(5).any(3)
+    assert (bits | ~held).all()
+    assert held.float().mean() < 0.5
+    assert bits.sum() <= 1.3 * held.sum()
+
+
+def test_nan_is_not_skipped():
+    query, key, value = (torch.randn(1, 1, n, 16) for n in (4, 200, 200))
+    key[0, 0, 150] = torch.nan
+    out = tamis.entmax_attention(query, key, value, backend="triton")
+    assert out.isnan().all()
