@@ -183,30 +183,26 @@ def _key_end(sight, b, num_k):
 @triton.jit
 def _scores(
     q, k, scale, sight, b, h, q_first, k_first, q_start, num_q, k_start, num_k, key_end, PRECISION: tl.constexpr,
-    BM: tl.constexpr, BN: tl.constexpr
+    BM: tl.constexpr, BN: tl.constexpr, INNER: tl.constexpr = False
 ):  # fmt: skip
-    """Scaled and biased scores of a tile, -inf where a key is hidden."""
+    """Scaled and biased scores of a tile, -inf where a key is hidden.
+
+    INNER: most tiles of the loop lie where everything is seen, and it is worth a branch to find out.
+    """
     s = tl.dot(q, tl.trans(k), input_precision=PRECISION) * scale
     rows = q_first + tl.arange(0, BM)
     cols = k_first + tl.arange(0, BN)
-    seen = (cols < key_end)[None, :]
-    if sight.has_left or sight.has_right or sight.has_slopes:
-        query_positions = rows + (num_k - num_q)
-        key_positions = cols
-        if sight.has_query_positions:
-            base = sight.query_positions + tl.cast(b, tl.int64) * sight.query_positions_stride + q_start
-            query_positions = tl.load(base + rows, mask=rows < num_q, other=0).to(tl.int32)
-        if sight.has_key_positions:
-            base = sight.key_positions + tl.cast(b, tl.int64) * sight.key_positions_stride + k_start
-            key_positions = tl.load(base + cols, mask=cols < num_k, other=0).to(tl.int32)
-        ahead = key_positions[None, :] - query_positions[:, None]
-        if sight.has_left:
-            seen = seen & (ahead >= -sight.left)
-        if sight.has_right:
-            seen = seen & (ahead <= sight.right)
-        if sight.has_slopes:
-            slope = tl.load(sight.slopes + b * sight.slopes_stride + h)
-            s -= slope * tl.abs(ahead).to(tl.float32)
+    query_positions = rows + (num_k - num_q)
+    key_positions = cols
+    if sight.has_query_positions:
+        base = sight.query_positions + tl.cast(b, tl.int64) * sight.query_positions_stride + q_start
+        query_positions = tl.load(base + rows, mask=rows < num_q, other=0).to(tl.int32)
+    if sight.has_key_positions:
+        base = sight.key_positions + tl.cast(b, tl.int64) * sight.key_positions_stride + k_start
+        key_positions = tl.load(base + cols, mask=cols < num_k, other=0).to(tl.int32)
+    if sight.has_slopes:
+        slope = tl.load(sight.slopes + b * sight.slopes_stride + h)
+        s -= slope * tl.abs(key_positions[None, :] - query_positions[:, None]).to(tl.float32)
     if sight.mask_kind > 0:
         base = sight.mask + tl.cast(b, tl.int64) * sight.mask_strides[0] + tl.cast(h, tl.int64) * sight.mask_strides[1]
         base += (k_start + k_first) * sight.mask_strides[3]
@@ -218,9 +214,33 @@ def _scores(
         else:
             mask = tl.load(base + along, mask=cols < num_k, other=0)[None, :]
         if sight.mask_kind == 1:
-            seen = seen & (mask != 0)
+            s = tl.where(mask != 0, s, float("-inf"))
         else:
             s += mask.to(tl.float32)
+    if INNER and not (sight.has_query_positions or sight.has_key_positions):
+        ahead = k_first - q_first - (num_k - num_q)
+        hidden = k_first + BN > key_end
+        if sight.has_left:
+            hidden = hidden | (ahead - BM + 1 < -sight.left)
+        if sight.has_right:
+            hidden = hidden | (ahead + BN - 1 > sight.right)
+        if hidden:
+            s = _hide(s, sight, cols, key_end, query_positions, key_positions)
+    else:
+        s = _hide(s, sight, cols, key_end, query_positions, key_positions)
+    return s
+
+
+@triton.jit
+def _hide(s, sight, cols, key_end, query_positions, key_positions):
+    """-inf for the keys beyond the last, after the query, or outside its window."""
+    seen = (cols < key_end)[None, :]
+    if sight.has_left or sight.has_right:
+        ahead = key_positions[None, :] - query_positions[:, None]
+        if sight.has_left:
+            seen = seen & (ahead >= -sight.left)
+        if sight.has_right:
+            seen = seen & (ahead <= sight.right)
     return tl.where(seen, s, float("-inf"))
 
 
@@ -531,7 +551,7 @@ def forward(
                     k = _load(keys, first, key_end, k_strides, D, BN, DW)
                     tile = _scores(
                         q, k, scale, sight, b, h, q_first, first, q_start, num_q, k_start, num_k, key_end, PRECISION,
-                        BM, BN
+                        BM, BN, LISTED
                     )  # fmt: skip
                     x, v, log_x = _entmax(tile - m[:, None], c, e, RULE, FAST)
                     total += tl.sum(v * x, 1)
@@ -559,7 +579,8 @@ def forward(
             first = _tile(tile_list, low, i, LISTED, BN)
             k = _load(keys, first, key_end, k_strides, D, BN, DW)
             tile = _scores(
-                q, k, scale, sight, b, h, q_first, first, q_start, num_q, k_start, num_k, key_end, PRECISION, BM, BN
+                q, k, scale, sight, b, h, q_first, first, q_start, num_q, k_start, num_k, key_end, PRECISION, BM, BN,
+                LISTED
             )  # fmt: skip
             value = _load(values, first, key_end, v_strides, DV, BN, DVW)
             out, out2, total, slope = _add_output(
@@ -634,7 +655,7 @@ def scan(
         for first in range(low, high, BN):
             k = _load(keys, first, key_end, k_strides, D, BN, DW)
             s = _scores(
-                q, k, scale, sight, b, h, q_first, first, zero, num_q, zero, num_k, key_end, PRECISION, BM, BN
+                q, k, scale, sight, b, h, q_first, first, zero, num_q, zero, num_k, key_end, PRECISION, BM, BN, True
             )  # fmt: skip
             some = tl.reduce(tl.reshape(s, (BM, BN // 8, 8)), 1, _larger)
             top = _larger(top, some)
@@ -873,7 +894,8 @@ def backward_queries(
         k = _load(keys, first, key_end, k_strides, D, BN, DW)
         value = _load(values, first, key_end, v_strides, DV, BN, DVW)
         s = _scores(
-            q, k, scale, sight, b, h, q_first, first, q_start, num_q, k_start, num_k, key_end, PRECISION, BM, BN
+            q, k, scale, sight, b, h, q_first, first, q_start, num_q, k_start, num_k, key_end, PRECISION, BM, BN,
+                LISTED
         )  # fmt: skip
         p, v, x, log_x = _weights(s, m, c, n, e, bias, RULE, NORMALISED, FAST)
         dp = tl.dot(do, tl.trans(value), input_precision=PRECISION)
@@ -935,7 +957,8 @@ def backward_keys(
             m, c, n = _load_rows(M, C, N, SCALES, scales_strides, b, h, row, q_start + q_first, present, NORMALISED,
                                  HAS_SCALES, BM)  # fmt: skip
             s = _scores(
-                q, k, scale, sight, b, h, q_first, k_first, q_start, num_q, k_start, num_k, key_end, PRECISION, BM, BN
+                q, k, scale, sight, b, h, q_first, k_first, q_start, num_q, k_start, num_k, key_end, PRECISION, BM, BN,
+                LISTED
             )  # fmt: skip
             p, v, x, log_x = _weights(s, m, c, n, e, bias, RULE, NORMALISED, FAST)
             dp = tl.dot(do, tl.trans(value), input_precision=PRECISION)
