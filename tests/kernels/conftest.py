@@ -2,7 +2,7 @@ import pytest
 import torch
 
 from kernels.cases import SEED
-from tamis.kernels import dispatch
+from tamis.kernels import arguments, dispatch
 
 
 @pytest.fixture
@@ -13,3 +13,15 @@ def known_dropout(monkeypatch):
         return torch.tensor([SEED], device=device) if dropout_p > 0.0 else None
 
     monkeypatch.setattr(dispatch, "_seed", seed)
+
+
+@pytest.fixture
+def everything_is_long(monkeypatch):
+    """Tiles without weights are found and skipped in rows of any length."""
+    from tamis.kernels import launch
+
+    monkeypatch.setattr(arguments, "LONG", 1)
+    monkeypatch.setattr(launch, "SCAN_PROGRAMS", 3)
+    launch._plans.clear()
+    yield
+    launch._plans.clear()

@@ -39,8 +39,34 @@ def test_two_runs_are_equal_to_the_bit(case, known_dropout):
         assert torch.equal(a, b)
 
 
+LONGER = {
+    **FACTORS,
+    "rule": (1.5, 2.0, 1.3, 1.0, "learned", "near one"),
+    "lengths": ((300, 300), (1, 900), (200, 1100), (700, 130)),
+    "head_dims": ((64, 64), (24, 40), (80, 128), (256, 160)),
+    "structure": ("full", "causal", "window", "causal alibi", "positions"),
+}
+
+
+@pytest.mark.parametrize("case", covering(LONGER), ids=describe)
+def test_long_rows_in_bf16(case, known_dropout, everything_is_long):
+    check(Problem(case, torch.bfloat16, "cuda"))
+
+
+@pytest.mark.parametrize("case", covering(LONGER, seed=1)[::4], ids=describe)
+def test_long_rows_in_fp32(case, known_dropout, everything_is_long):
+    check(Problem(case, torch.float32, "cuda"))
+
+
+@pytest.mark.parametrize("case", covering(LONGER, seed=2)[:4], ids=describe)
+def test_two_runs_on_long_rows_are_equal_to_the_bit(case, known_dropout, everything_is_long):
+    problem = Problem(case, torch.bfloat16, "cuda")
+    for a, b in zip(fused(problem), fused(problem), strict=True):
+        assert torch.equal(a, b)
+
+
 @pytest.mark.parametrize("alpha", [1.5, 2.0, 1.2])
-@pytest.mark.parametrize("n", [128, 500])
+@pytest.mark.parametrize("n", [128, 500, 5000])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_mass_is_one_on_adversarial_rows(alpha, n, dtype):
     index = torch.arange(n, device="cuda")

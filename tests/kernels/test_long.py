@@ -7,11 +7,12 @@ import tamis
 from kernels.cases import FACTORS, Problem, check, covering, describe
 
 pytest.importorskip("triton")
-from tamis.kernels import arguments, launch
+from tamis.kernels import launch
 
 pytestmark = [
     pytest.mark.skipif(torch.cuda.is_available(), reason="runs compiled in test_compiled.py"),
     pytest.mark.filterwarnings("ignore::RuntimeWarning"),
+    pytest.mark.usefixtures("everything_is_long"),
 ]
 
 LONG = {
@@ -22,15 +23,6 @@ LONG = {
     "structure": ("full", "causal", "window", "causal alibi", "positions"),
     "layout": ("contiguous", "odd strides"),
 }
-
-
-@pytest.fixture(autouse=True)
-def everything_is_long(monkeypatch):
-    monkeypatch.setattr(arguments, "LONG", 1)
-    monkeypatch.setattr(launch, "SCAN_PROGRAMS", 3)
-    launch._plans.clear()
-    yield
-    launch._plans.clear()
 
 
 @pytest.mark.parametrize("case", covering(LONG), ids=describe)
@@ -88,3 +80,16 @@ def test_nan_is_not_skipped():
     key[0, 0, 150] = torch.nan
     out = tamis.entmax_attention(query, key, value, backend="triton")
     assert out.isnan().all()
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("slope", [0.0, 0.02, 0.5, 4.0])
+def test_far_keys_count_where_they_outweigh_their_distance(slope, causal):
+    query, key, value = (torch.randn(1, 2, 300, 16) for _ in range(3))
+    key[0, 0, 2] = 40.0 * query[0, 0, 250] / query[0, 0, 250].norm()
+    key[0, 0, 290] = 40.0 * query[0, 0, 20] / query[0, 0, 20].norm()
+    options = {"alibi_slopes": torch.full((2,), slope), "is_causal": causal}
+    fused = tamis.entmax_attention(query, key, value, backend="triton", **options)
+    weights = tamis.functional.attention_weights(query.double(), key.double(), **options)
+    torch.testing.assert_close(fused, (weights @ value.double()).float(), rtol=1e-4, atol=1e-4)
+    assert slope > 0.1 or weights[0, 0, 250, 2] > 0.0

@@ -57,6 +57,13 @@ class Arguments(NamedTuple):
         return self.is_entmax and self.cu_q is None and self.key.shape[2] >= LONG
 
     @property
+    def is_near(self) -> bool:
+        """Whether far keys can be told to have no weight: a linear bias counts against them, and nothing for them."""
+        if self.alibi_slopes is None or self.query_positions is not None or self.key_positions is not None:
+            return False
+        return self.attn_mask is None or self.attn_mask.dtype == torch.bool
+
+    @property
     def whole_backward(self) -> bool:
         """All gradients of a key head in one program: its keys fit one tile, and its accumulators the registers."""
         if self.query.dtype == torch.float32:

@@ -618,18 +618,56 @@ def _looser(c, e, RULE: tl.constexpr):
     return c * (1.0 + 1e-5)
 
 
+@triton.jit(do_not_specialize=("num_k", "num_blocks"))
+def key_norms(
+    K, NORMS, strides, key_heads, num_k, num_blocks, D: tl.constexpr, DW: tl.constexpr, BN: tl.constexpr
+):  # fmt: skip
+    """The largest norm of a key in each block."""
+    program = tl.program_id(0)
+    head = program // num_blocks
+    base = _matrix(K, head // key_heads, head % key_heads, tl.zeros((), tl.int64), strides)
+    k = _load(base, (program % num_blocks) * BN, num_k, strides, D, BN, DW).to(tl.float32)
+    tl.store(NORMS + program, tl.sqrt(tl.reduce(tl.sum(k * k, 1), 0, _larger)))
+
+
+@triton.jit
+def _near(
+    low, high, q, keys, k_strides, largest, scale, e, sight, b, h, q_first, num_q, num_k, key_end,
+    D: tl.constexpr, DW: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, PRECISION: tl.constexpr
+):  # fmt: skip
+    """Narrow a range of keys to those that a linear bias leaves a chance: a weight needs a score within 1 / e of the
+    row's largest, which is no less than those around the query, and no key scores more than the norms' product."""
+    zero = tl.zeros((), tl.int64)
+    own = q_first + num_k - num_q
+    around = tl.full((BM,), float("-inf"), tl.float32)
+    for first in range(tl.maximum(own, 0) // BN * BN, tl.minimum(own + BM, high), BN):
+        k = _load(keys, first, key_end, k_strides, D, BN, DW)
+        s = _scores(
+            q, k, scale, sight, b, h, q_first, first, zero, num_q, zero, num_k, key_end, PRECISION, BM, BN, True
+        )  # fmt: skip
+        around = _larger(around, tl.reduce(s, 1, _larger))
+    slope = tl.load(sight.slopes + b * sight.slopes_stride + h)
+    queries = q.to(tl.float32)
+    most = tl.sqrt(tl.sum(queries * queries, 1)) * (largest * tl.abs(scale) * 1.001)
+    reach = (most - around + 1.0 / e + 1e-3) / tl.where(slope > 0.0, slope, 1e-20)
+    reach = tl.where(reach < 1e9, reach, 1e9)  # also where it is NaN
+    reach = tl.max(tl.where(q_first + tl.arange(0, BM) < num_q, reach, 0.0), 0).to(tl.int32) + 1
+    return tl.maximum(low, (own - reach) // BN * BN), tl.minimum(high, own + BM + reach)
+
+
 @triton.jit(do_not_specialize=(*LENGTHS, "num_blocks", "tasks"))
 def scan(
-    Q, K, M, C, BITS, MAXIMA, E, sight, dropout, packed, q_strides, k_strides, scales_strides, e_value, scale, bias,
+    Q, K, M, C, BITS, MAXIMA, NORMS, E, sight, dropout, packed, q_strides, k_strides, scales_strides, e_value, scale, bias,
     H, GROUPS, num_q, num_k, num_blocks, tasks, D: tl.constexpr, DW: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
-    ROWS: tl.constexpr, RULE: tl.constexpr, HAS_E: tl.constexpr, SWEEPS: tl.constexpr, FAST: tl.constexpr,
-    PRECISION: tl.constexpr
+    ROWS: tl.constexpr, RULE: tl.constexpr, HAS_E: tl.constexpr, SWEEPS: tl.constexpr, NEAR: tl.constexpr,
+    FAST: tl.constexpr, PRECISION: tl.constexpr
 ):  # fmt: skip
     """One pass over all scores: the largest of each row (M), a bound of its solution (C), and one bit for each tile of
     ROWS x BN scores, 0 where the bound proves that it holds no weight.
 
     The solution over a subset of a row's scores is such a bound.  The subsets are the largest scores of each tile, kept
-    in memory of the program, and before that eight maxima over the whole row.
+    in memory of the program, and before that eight maxima over the whole row.  NEAR: a linear bias keeps far tiles from
+    being looked at.
     """
     program = tl.program_id(0)
     zero = tl.zeros((), tl.int64)
@@ -651,6 +689,12 @@ def scan(
         q = _load(_matrix(Q, b, h, zero, q_strides), q_first, num_q, q_strides, D, BM, DW)
         keys = _matrix(K, b, h // GROUPS, zero, k_strides)
         e = _exponent(E, e_value, h, HAS_E, FAST)
+        if NEAR:
+            largest = tl.load(NORMS + b * (H // GROUPS) + h // GROUPS)
+            low, high = _near(
+                low, high, q, keys, k_strides, largest, scale, e, sight, b, h, q_first, num_q, num_k, key_end,
+                D, DW, BM, BN, PRECISION
+            )  # fmt: skip
         top = tl.full((BM, 8), float("-inf"), tl.float32)
         for first in range(low, high, BN):
             k = _load(keys, first, key_end, k_strides, D, BN, DW)

@@ -113,14 +113,25 @@ def _scan(a: Arguments, rows: Tensor, bits: Tensor) -> None:
     blocks = triton.cdiv(a.query.shape[2], tiles.rows)
     tasks = blocks * _heads(a)
     programs = min(tasks, SCAN_PROGRAMS)
+    norms = _key_norms(a) if a.is_near else None
 
     def plan() -> Plan:
-        constants = {"ROWS": a.tile[0], "SWEEPS": 2}
+        constants = {"ROWS": a.tile[0], "SWEEPS": 2, "NEAR": norms is not None}
         return Plan(attend.scan, a, tiles, programs, (a.query, a.key), constants, (blocks, tasks))
 
     num_tiles = triton.cdiv(a.key.shape[2], tiles.cols)
     maxima = torch.empty(programs * num_tiles * tiles.rows, dtype=torch.float32, device=bits.device)
-    _planned(("scan", _layout(a, rows)), plan).launch(a, (a.query, a.key, rows[0], rows[1], bits, maxima, a.e))
+    _planned(("scan", _layout(a, rows)), plan).launch(a, (a.query, a.key, rows[0], rows[1], bits, maxima, norms, a.e))
+
+
+def _key_norms(a: Arguments) -> Tensor:
+    """The largest norm of a key in each head."""
+    d, blocks = a.key.shape[3], triton.cdiv(a.key.shape[2], 128)
+    norms = torch.empty((_key_heads(a), blocks), dtype=torch.float32, device=a.key.device)
+    attend.key_norms[(norms.numel(),)](
+        a.key, norms, a.key.stride(), a.key.shape[1], a.key.shape[2], blocks, d, _power_of_two(d), 128
+    )
+    return norms.amax(1)
 
 
 def _listed(a: Arguments, bits: Tensor, *, by_key: bool) -> tuple[Tensor | None, Tensor | None]:
