@@ -57,11 +57,19 @@ class Arguments(NamedTuple):
         return self.is_entmax and self.cu_q is None and self.key.shape[2] >= LONG
 
     @property
+    def adds_mask(self) -> bool:
+        return self.attn_mask is not None and self.attn_mask.dtype != torch.bool
+
+    @property
+    def is_biased(self) -> bool:
+        """Whether anything is added to the scores."""
+        return self.alibi_slopes is not None or self.adds_mask
+
+    @property
     def is_near(self) -> bool:
         """Whether far keys can be told to have no weight: a linear bias counts against them, and nothing for them."""
-        if self.alibi_slopes is None or self.query_positions is not None or self.key_positions is not None:
-            return False
-        return self.attn_mask is None or self.attn_mask.dtype == torch.bool
+        where = self.query_positions is None and self.key_positions is None
+        return self.alibi_slopes is not None and where and not self.adds_mask
 
     @property
     def whole_backward(self) -> bool:

@@ -183,13 +183,16 @@ def _key_end(sight, b, num_k):
 @triton.jit
 def _scores(
     q, k, scale, sight, b, h, q_first, k_first, q_start, num_q, k_start, num_k, key_end, PRECISION: tl.constexpr,
-    BM: tl.constexpr, BN: tl.constexpr, INNER: tl.constexpr = False
+    BM: tl.constexpr, BN: tl.constexpr, HIDDEN: tl.constexpr = "always", RAW: tl.constexpr = False
 ):  # fmt: skip
     """Scaled and biased scores of a tile, -inf where a key is hidden.
 
-    INNER: most tiles of the loop lie where everything is seen, and it is worth a branch to find out.
+    HIDDEN: "always" or "never", or "ask" whether the tile holds keys that are hidden by their place: worth a branch in a
+    loop most of whose tiles do not.  RAW: not scaled, which the caller does with less work; only where nothing is added.
     """
-    s = tl.dot(q, tl.trans(k), input_precision=PRECISION) * scale
+    s = tl.dot(q, tl.trans(k), input_precision=PRECISION)
+    if not RAW:
+        s *= scale
     rows = q_first + tl.arange(0, BM)
     cols = k_first + tl.arange(0, BN)
     query_positions = rows + (num_k - num_q)
@@ -217,7 +220,9 @@ def _scores(
             s = tl.where(mask != 0, s, float("-inf"))
         else:
             s += mask.to(tl.float32)
-    if INNER and not (sight.has_query_positions or sight.has_key_positions):
+    if HIDDEN == "never":
+        pass
+    elif HIDDEN == "ask" and not (sight.has_query_positions or sight.has_key_positions):
         ahead = k_first - q_first - (num_k - num_q)
         hidden = k_first + BN > key_end
         if sight.has_left:
@@ -422,11 +427,27 @@ def _key_range(sight, q_first, num_q, num_k, key_end, BM: tl.constexpr, BN: tl.c
 
 
 @triton.jit
+def _inner_range(sight, low, high, q_first, num_q, num_k, key_end, BM: tl.constexpr, BN: tl.constexpr):
+    """First and end of the tiles within a range of keys that no query's place hides anything of."""
+    inner = low
+    end = tl.minimum(high, key_end)
+    if sight.has_query_positions or sight.has_key_positions:
+        end = low
+    own = q_first + num_k - num_q
+    if sight.has_left:
+        inner = tl.maximum(inner, tl.cdiv(own + BM - 1 - sight.left, BN) * BN)
+    if sight.has_right:
+        end = tl.minimum(end, own + sight.right + 1)
+    end = end // BN * BN
+    return tl.where(inner < end, inner, low), tl.where(inner < end, end, low)
+
+
+@triton.jit
 def _tile(tile_list, low, i, LISTED: tl.constexpr, BLOCK: tl.constexpr):
     """Where the i-th tile of a program begins: of those listed, or of all from `low` on."""
     first = low + i * BLOCK
     if LISTED:
-        first = tl.load(tile_list + i) * BLOCK
+        first = tl.load(tile_list + i).to(tl.int32) * BLOCK  # the list may be of 16 bits
     return first
 
 
@@ -551,7 +572,7 @@ def forward(
                     k = _load(keys, first, key_end, k_strides, D, BN, DW)
                     tile = _scores(
                         q, k, scale, sight, b, h, q_first, first, q_start, num_q, k_start, num_k, key_end, PRECISION,
-                        BM, BN, LISTED
+                        BM, BN, "ask" if LISTED else "always"
                     )  # fmt: skip
                     x, v, log_x = _entmax(tile - m[:, None], c, e, RULE, FAST)
                     total += tl.sum(v * x, 1)
@@ -580,7 +601,7 @@ def forward(
             k = _load(keys, first, key_end, k_strides, D, BN, DW)
             tile = _scores(
                 q, k, scale, sight, b, h, q_first, first, q_start, num_q, k_start, num_k, key_end, PRECISION, BM, BN,
-                LISTED
+                "ask" if LISTED else "always"
             )  # fmt: skip
             value = _load(values, first, key_end, v_strides, DV, BN, DVW)
             out, out2, total, slope = _add_output(
@@ -643,7 +664,7 @@ def _near(
     for first in range(tl.maximum(own, 0) // BN * BN, tl.minimum(own + BM, high), BN):
         k = _load(keys, first, key_end, k_strides, D, BN, DW)
         s = _scores(
-            q, k, scale, sight, b, h, q_first, first, zero, num_q, zero, num_k, key_end, PRECISION, BM, BN, True
+            q, k, scale, sight, b, h, q_first, first, zero, num_q, zero, num_k, key_end, PRECISION, BM, BN
         )  # fmt: skip
         around = _larger(around, tl.reduce(s, 1, _larger))
     slope = tl.load(sight.slopes + b * sight.slopes_stride + h)
@@ -655,19 +676,36 @@ def _near(
     return tl.maximum(low, (own - reach) // BN * BN), tl.minimum(high, own + BM + reach)
 
 
+@triton.jit
+def _scan_tile(
+    top, maxima, q, keys, k_strides, scale, sight, b, h, q_first, first, num_q, num_k, key_end,
+    D: tl.constexpr, DW: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, HIDDEN: tl.constexpr, RAW: tl.constexpr,
+    PRECISION: tl.constexpr
+):  # fmt: skip
+    """Store the largest score of each row of a tile, and let `top` know eight."""
+    zero = tl.zeros((), tl.int64)
+    k = _load(keys, first, key_end, k_strides, D, BN, DW)
+    s = _scores(
+        q, k, scale, sight, b, h, q_first, first, zero, num_q, zero, num_k, key_end, PRECISION, BM, BN, HIDDEN, RAW
+    )  # fmt: skip
+    some = tl.reduce(tl.reshape(s, (BM, BN // 8, 8)), 1, _larger)
+    tl.store(maxima + (first // BN) * BM + tl.arange(0, BM), tl.reduce(some, 1, _larger))
+    return _larger(top, some)
+
+
 @triton.jit(do_not_specialize=(*LENGTHS, "num_blocks", "tasks"))
 def scan(
     Q, K, M, C, BITS, MAXIMA, NORMS, E, sight, dropout, packed, q_strides, k_strides, scales_strides, e_value, scale, bias,
     H, GROUPS, num_q, num_k, num_blocks, tasks, D: tl.constexpr, DW: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
     ROWS: tl.constexpr, RULE: tl.constexpr, HAS_E: tl.constexpr, SWEEPS: tl.constexpr, NEAR: tl.constexpr,
-    FAST: tl.constexpr, PRECISION: tl.constexpr
+    RAW: tl.constexpr, FAST: tl.constexpr, PRECISION: tl.constexpr
 ):  # fmt: skip
     """One pass over all scores: the largest of each row (M), a bound of its solution (C), and one bit for each tile of
     ROWS x BN scores, 0 where the bound proves that it holds no weight.
 
     The solution over a subset of a row's scores is such a bound.  The subsets are the largest scores of each tile, kept
     in memory of the program, and before that eight maxima over the whole row.  NEAR: a linear bias keeps far tiles from
-    being looked at.
+    being looked at.  RAW: maxima are taken of scores that are yet to be scaled.
     """
     program = tl.program_id(0)
     zero = tl.zeros((), tl.int64)
@@ -677,9 +715,16 @@ def scan(
     heads = tasks // num_blocks
     lanes = tl.arange(0, 32)
     maxima = MAXIMA + tl.cast(program, tl.int64) * num_tiles * BM
-    for task in range(program, tasks, tl.num_programs(0)):
+    after = scale if RAW else 1.0  # what the maxima are yet to be multiplied by
+    # Tasks are dealt out back and forth, of a causal mask the longest rows first, so that all programs get equal shares.
+    programs = tl.num_programs(0)
+    turns = tasks // programs
+    back = programs - 1 - program
+    turns += tl.where(tl.where(turns % 2 == 0, program, back) < tasks % programs, 1, 0)
+    for turn in range(0, turns):
+        task = turn * programs + tl.where(turn % 2 == 0, program, back)
         head = task % heads
-        q_first = (num_blocks - 1 - task // heads) * BM  # of a causal mask, the longest rows first
+        q_first = (num_blocks - 1 - task // heads) * BM
         b = head // H
         h = head % H
         rows = tl.arange(0, BM)
@@ -696,14 +741,20 @@ def scan(
                 D, DW, BM, BN, PRECISION
             )  # fmt: skip
         top = tl.full((BM, 8), float("-inf"), tl.float32)
-        for first in range(low, high, BN):
-            k = _load(keys, first, key_end, k_strides, D, BN, DW)
-            s = _scores(
-                q, k, scale, sight, b, h, q_first, first, zero, num_q, zero, num_k, key_end, PRECISION, BM, BN, True
+        inner, inner_end = _inner_range(sight, low, high, q_first, num_q, num_k, key_end, BM, BN)
+        before = (inner - low) // BN
+        for i in range(0, before + tl.cdiv(tl.maximum(high, inner_end) - inner_end, BN)):
+            first = tl.where(i < before, low + i * BN, inner_end + (i - before) * BN)
+            top = _scan_tile(
+                top, maxima, q, keys, k_strides, scale, sight, b, h, q_first, first, num_q, num_k, key_end,
+                D, DW, BM, BN, "always", RAW, PRECISION
             )  # fmt: skip
-            some = tl.reduce(tl.reshape(s, (BM, BN // 8, 8)), 1, _larger)
-            top = _larger(top, some)
-            tl.store(maxima + (first // BN) * BM + rows, tl.reduce(some, 1, _larger))
+        for first in range(inner, inner_end, BN):
+            top = _scan_tile(
+                top, maxima, q, keys, k_strides, scale, sight, b, h, q_first, first, num_q, num_k, key_end,
+                D, DW, BM, BN, "never", RAW, PRECISION
+            )  # fmt: skip
+        top *= after
         m = tl.max(top, 1)
         alive = m > float("-inf")
         m = tl.where(alive, m, 0.0)
@@ -722,7 +773,7 @@ def scan(
             slope = tl.zeros((BM,), tl.float32)
             for tile in range(low_tile, end_tile, 32):
                 inside = (tile + lanes < end_tile)[None, :]
-                d = tl.load(places + tile * BM, mask=inside, other=float("-inf")) - m[:, None]
+                d = tl.load(places + tile * BM, mask=inside, other=float("-inf")) * after - m[:, None]
                 x, v, log_x = _entmax(d, c, e, RULE, FAST)
                 total += tl.sum(v * x, 1)
                 slope += tl.sum(v, 1)
@@ -733,7 +784,7 @@ def scan(
         for word in range(0, words):
             tile = word * 32
             inside = (tile + lanes >= low_tile) & (tile + lanes < end_tile)
-            d = tl.load(places + tile * BM, mask=inside[None, :], other=float("-inf")) - m[:, None]
+            d = tl.load(places + tile * BM, mask=inside[None, :], other=float("-inf")) * after - m[:, None]
             x, v, log_x = _entmax(d, loose, e, RULE, FAST)
             holds = tl.max(tl.reshape(tl.where(x <= 0.0, 0, 1), (BM // ROWS, ROWS, 32)), 1)
             tl.store(out + word, tl.sum(holds << lanes[None, :], 1), mask=blocks < row_blocks)
@@ -939,7 +990,7 @@ def backward_queries(
         value = _load(values, first, key_end, v_strides, DV, BN, DVW)
         s = _scores(
             q, k, scale, sight, b, h, q_first, first, q_start, num_q, k_start, num_k, key_end, PRECISION, BM, BN,
-                LISTED
+            "ask" if LISTED else "always"
         )  # fmt: skip
         p, v, x, log_x = _weights(s, m, c, n, e, bias, RULE, NORMALISED, FAST)
         dp = tl.dot(do, tl.trans(value), input_precision=PRECISION)
@@ -1002,7 +1053,7 @@ def backward_keys(
                                  HAS_SCALES, BM)  # fmt: skip
             s = _scores(
                 q, k, scale, sight, b, h, q_first, k_first, q_start, num_q, k_start, num_k, key_end, PRECISION, BM, BN,
-                LISTED
+                "ask" if LISTED else "always"
             )  # fmt: skip
             p, v, x, log_x = _weights(s, m, c, n, e, bias, RULE, NORMALISED, FAST)
             dp = tl.dot(do, tl.trans(value), input_precision=PRECISION)

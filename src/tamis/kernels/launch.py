@@ -71,7 +71,7 @@ def split_tiles(a: Arguments) -> Tiles:
 def scan_tiles(a: Arguments) -> Tiles:
     """For the pass over all scores of long rows."""
     rows, cols = a.tile
-    return Tiles(2 * rows, cols, 4 if cols == 32 else 8, 1 if cols == 32 else 3)
+    return Tiles(2 * rows, cols, 4, 1 if cols == 32 else 3)
 
 
 SCAN_PROGRAMS = 264
@@ -116,7 +116,7 @@ def _scan(a: Arguments, rows: Tensor, bits: Tensor) -> None:
     norms = _key_norms(a) if a.is_near else None
 
     def plan() -> Plan:
-        constants = {"ROWS": a.tile[0], "SWEEPS": 2, "NEAR": norms is not None}
+        constants = {"ROWS": a.tile[0], "SWEEPS": 2, "NEAR": norms is not None, "RAW": a.scale > 0.0 and not a.is_biased}
         return Plan(attend.scan, a, tiles, programs, (a.query, a.key), constants, (blocks, tasks))
 
     num_tiles = triton.cdiv(a.key.shape[2], tiles.cols)
@@ -364,7 +364,7 @@ def _sight(a: Arguments) -> tuple[Any, ...]:
         _batch_stride(a.key_positions),
         a.left,
         a.right,
-        _constant(0 if a.attn_mask is None else 1 if a.attn_mask.dtype == torch.bool else 2),
+        _constant(0 if a.attn_mask is None else 2 if a.adds_mask else 1),
         _constant(a.mask_by_query),
         _constant(a.key_lengths is not None),
         _constant(a.alibi_slopes is not None),
