@@ -183,12 +183,12 @@ def _key_end(sight, b, num_k):
 @triton.jit
 def _scores(
     q, k, scale, sight, b, h, q_first, k_first, q_start, num_q, k_start, num_k, key_end, PRECISION: tl.constexpr,
-    BM: tl.constexpr, BN: tl.constexpr, HIDDEN: tl.constexpr = "always", RAW: tl.constexpr = False
+    BM: tl.constexpr, BN: tl.constexpr, HIDDEN: tl.constexpr = True, RAW: tl.constexpr = False
 ):  # fmt: skip
     """Scaled and biased scores of a tile, -inf where a key is hidden.
 
-    HIDDEN: "always" or "never", or "ask" whether the tile holds keys that are hidden by their place: worth a branch in a
-    loop most of whose tiles do not.  RAW: not scaled, which the caller does with less work; only where nothing is added.
+    HIDDEN: some key of the tile may be hidden by its place.  RAW: not scaled, which the caller does with less work; only where
+    nothing is added.
     """
     s = tl.dot(q, tl.trans(k), input_precision=PRECISION)
     if not RAW:
@@ -220,33 +220,16 @@ def _scores(
             s = tl.where(mask != 0, s, float("-inf"))
         else:
             s += mask.to(tl.float32)
-    if HIDDEN == "never":
-        pass
-    elif HIDDEN == "ask" and not (sight.has_query_positions or sight.has_key_positions):
-        ahead = k_first - q_first - (num_k - num_q)
-        hidden = k_first + BN > key_end
-        if sight.has_left:
-            hidden = hidden | (ahead - BM + 1 < -sight.left)
-        if sight.has_right:
-            hidden = hidden | (ahead + BN - 1 > sight.right)
-        if hidden:
-            s = _hide(s, sight, cols, key_end, query_positions, key_positions)
-    else:
-        s = _hide(s, sight, cols, key_end, query_positions, key_positions)
+    if HIDDEN:
+        seen = (cols < key_end)[None, :]
+        if sight.has_left or sight.has_right:
+            ahead = key_positions[None, :] - query_positions[:, None]
+            if sight.has_left:
+                seen = seen & (ahead >= -sight.left)
+            if sight.has_right:
+                seen = seen & (ahead <= sight.right)
+        s = tl.where(seen, s, float("-inf"))
     return s
-
-
-@triton.jit
-def _hide(s, sight, cols, key_end, query_positions, key_positions):
-    """-inf for the keys beyond the last, after the query, or outside its window."""
-    seen = (cols < key_end)[None, :]
-    if sight.has_left or sight.has_right:
-        ahead = key_positions[None, :] - query_positions[:, None]
-        if sight.has_left:
-            seen = seen & (ahead >= -sight.left)
-        if sight.has_right:
-            seen = seen & (ahead <= sight.right)
-    return tl.where(seen, s, float("-inf"))
 
 
 @triton.jit
@@ -297,21 +280,33 @@ def _rectify(x):
 
 
 @triton.jit
-def _entmax(d, c, e, RULE: tl.constexpr, FAST: tl.constexpr):
-    """x, v and log2 x of scores d = s - m, given the rows' solution c; weights are r = v x, unnormalised."""
+def _line(s, m, c, unit, slope: tl.constexpr, RAW: tl.constexpr):
+    """(s - m) slope + c.  RAW: in one operation, and as accurate where scores are themselves products, so rounded."""
+    if RAW:
+        return s * (unit * slope) + (c - m * slope)[:, None]
+    return (s - m[:, None]) * slope + c[:, None]
+
+
+@triton.jit
+def _entmax(s, m, c, e, unit, RULE: tl.constexpr, RAW: tl.constexpr, FAST: tl.constexpr):
+    """x, v and log2 x of scores, given the rows' m and solution c; weights are r = v x, unnormalised."""
     if RULE == "squares":
-        x = _rectify(d * 0.5 + c[:, None])
+        x = _rectify(_line(s, m, c, unit, 0.5, RAW))
         v = x
         log_x = x
     elif RULE == "identity":
-        x = _rectify(d + c[:, None])
+        x = _rectify(_line(s, m, c, unit, 1.0, RAW))
         v = tl.where(x > 0.0, 1.0, 0.0)
         log_x = x
     else:
-        factor = (e * tl.exp(e * c))[:, None]
-        x = _rectify(d * factor + 1.0)
+        factor = e * tl.exp(e * c)
+        if RAW:
+            w = s * (factor * unit)[:, None] - (m * factor)[:, None]
+        else:
+            w = (s - m[:, None]) * factor[:, None]
+        x = _rectify(w + 1.0)
         if e < (0.004 if FAST else 0.125):  # elsewhere the rounding of 1 + w is not amplified enough to matter
-            log_x = _log1p(tl.maximum(d * factor, -0.99999994), FAST) * 1.4426950408889634
+            log_x = _log1p(tl.maximum(w, -0.99999994), FAST) * 1.4426950408889634
         else:
             log_x = _log2(x, FAST)
         # At FAST the logarithm of 0 is -inf, and its power 0 by itself.
@@ -362,17 +357,19 @@ def _activation(s, RULE: tl.constexpr):
 
 
 @triton.jit
-def _weights(s, m, c, n, e, bias, RULE: tl.constexpr, NORMALISED: tl.constexpr, FAST: tl.constexpr):
+def _weights(
+    s, m, c, n, e, unit, bias, RULE: tl.constexpr, NORMALISED: tl.constexpr, RAW: tl.constexpr, FAST: tl.constexpr
+):  # fmt: skip
     """Weights, slopes, x and log2 x of a tile from its rows' state; n also scales the rows of elementwise rules."""
     if NORMALISED:
-        x, v, log_x = _entmax(s - m[:, None], c, e, RULE, FAST)
+        x, v, log_x = _entmax(s, m, c, e, unit, RULE, RAW, FAST)
         p = v * x * n[:, None]
         if RULE == "squares":
             v *= tl.sqrt(n)[:, None]
         elif RULE == "power":
             v *= tl.where(n > 0.0, tl.exp((1.0 - e) * tl.log(tl.maximum(n, 2e-38))), 0.0)[:, None]
     else:
-        x, v = _activation(s + bias, RULE)
+        x, v = _activation(s * unit + bias, RULE)
         log_x = x
         p = x * n[:, None]
         v *= n[:, None]
@@ -443,6 +440,21 @@ def _inner_range(sight, low, high, q_first, num_q, num_k, key_end, BM: tl.conste
 
 
 @triton.jit
+def _inner_queries(sight, k_first, num_q, num_k, key_end, BM: tl.constexpr, BN: tl.constexpr):
+    """First and end of the blocks of queries that see all of a tile of keys."""
+    inner = tl.zeros((), tl.int32)
+    end = num_q // BM * BM
+    if sight.has_query_positions or sight.has_key_positions:
+        end = inner
+    own = k_first - (num_k - num_q)
+    if sight.has_right:
+        inner = tl.maximum(inner, tl.cdiv(own + BN - 1 - sight.right, BM) * BM)
+    if sight.has_left:
+        end = tl.minimum(end, (own + sight.left + 1) // BM * BM)
+    return inner, tl.where(k_first + BN <= key_end, end, 0)
+
+
+@triton.jit
 def _tile(tile_list, low, i, LISTED: tl.constexpr, BLOCK: tl.constexpr):
     """Where the i-th tile of a program begins: of those listed, or of all from `low` on."""
     first = low + i * BLOCK
@@ -452,19 +464,47 @@ def _tile(tile_list, low, i, LISTED: tl.constexpr, BLOCK: tl.constexpr):
 
 
 @triton.jit
+def _split(tile_list, count, inner, inner_end, LISTED: tl.constexpr, BLOCK: tl.constexpr):
+    """First and end of the entries of a list within a range: all but few, so that it is searched from both ends."""
+    start = tl.zeros((), tl.int32)
+    end = start
+    if LISTED:
+        if inner < inner_end:
+            end += count
+            while (start < end) & (_tile(tile_list, 0, tl.minimum(start, count - 1), True, BLOCK) < inner):
+                start += 1
+            while (start < end) & (_tile(tile_list, 0, tl.maximum(end - 1, 0), True, BLOCK) >= inner_end):
+                end -= 1
+    return start, end
+
+
+@triton.jit
+def _entry(j, start, end, INNER: tl.constexpr):
+    """The j-th entry of a list within [start, end), or of those outside."""
+    if INNER:
+        return start + j
+    return tl.where(j < start, j, j + end - start)
+
+
+@triton.jit
+def _entries(count, start, end, INNER: tl.constexpr):
+    return end - start if INNER else count - (end - start)
+
+
+@triton.jit
 def _add_output(
-    out, out2, total, slope, s, m, c, e, bias, value, dropout, head, q_first, k_first,
-    RULE: tl.constexpr, NORMALISED: tl.constexpr, KEEP_O2: tl.constexpr, FAST: tl.constexpr, PRECISION: tl.constexpr,
-    BM: tl.constexpr, BN: tl.constexpr
+    out, out2, total, slope, s, m, c, e, unit, bias, value, dropout, head, q_first, k_first,
+    RULE: tl.constexpr, NORMALISED: tl.constexpr, KEEP_O2: tl.constexpr, RAW: tl.constexpr, FAST: tl.constexpr,
+    PRECISION: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr
 ):  # fmt: skip
     """Add a tile's weights times values to the output, and its weights and slopes to the row sums."""
     if NORMALISED:
-        x, v, log_x = _entmax(s - m[:, None], c, e, RULE, FAST)
+        x, v, log_x = _entmax(s, m, c, e, unit, RULE, RAW, FAST)
         r = v * x
         total += tl.sum(r, 1)
         slope += tl.sum(v, 1)
     else:
-        r, v = _activation(s + bias, RULE)
+        r, v = _activation(s * unit + bias, RULE)
     if dropout.on:
         kept = _kept(dropout, head, q_first, k_first, BM, BN)
         r = tl.where(kept, r, 0.0)
@@ -477,16 +517,17 @@ def _add_output(
 
 @triton.jit
 def _solve_start(
-    top, c, alive, e, RULE: tl.constexpr, TILES: tl.constexpr, FAST: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr
+    top, m, c, alive, e, unit, RULE: tl.constexpr, TILES: tl.constexpr, RAW: tl.constexpr, FAST: tl.constexpr,
+    BM: tl.constexpr, BN: tl.constexpr
 ):  # fmt: skip
     """The solution over a subset of the scores bounds c from the side where Newton steps start, and closely.
 
-    `top` holds such a subset, relative to the row's maximum: the largest of every few scores.
+    `top` holds such a subset: the largest of every few scores.
     """
     if TILES > 0 and BN > 32:  # a sweep is cheap then, and so should this be
         top = tl.max(tl.reshape(top, (BM, BN // 32, 32)), 1)
     for _ in range(3):
-        x, v, log_x = _entmax(top, c, e, RULE, FAST)
+        x, v, log_x = _entmax(top, m, c, e, unit, RULE, RAW, FAST)
         c = _advance(c, tl.where(alive, tl.sum(v * x, 1), 1.0), tl.where(alive, tl.sum(v, 1), 1.0), e, RULE)
     return c
 
@@ -498,8 +539,10 @@ def forward(
     H, GROUPS, num_q, num_k, num_blocks,
     D: tl.constexpr, DW: tl.constexpr, DV: tl.constexpr, DVW: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
     RULE: tl.constexpr, NORMALISED: tl.constexpr, HAS_E: tl.constexpr, HAS_SCALES: tl.constexpr, TILES: tl.constexpr,
-    LISTED: tl.constexpr, KEEP_O2: tl.constexpr, TOLERANCE: tl.constexpr, FAST: tl.constexpr, PRECISION: tl.constexpr
+    LISTED: tl.constexpr, KEEP_O2: tl.constexpr, TOLERANCE: tl.constexpr, RAW: tl.constexpr, FAST: tl.constexpr,
+    PRECISION: tl.constexpr
 ):  # fmt: skip
+    unit = scale if RAW else 1.0  # times which scores are what they are
     program = tl.program_id(0)
     h = (program // num_blocks) % H
     b = program // (num_blocks * H)
@@ -518,6 +561,8 @@ def forward(
     if LISTED:
         count = tl.load(COUNTS + program)
         tile_list += tl.cast(program, tl.int64) * tl.cdiv(num_k, BN)
+    inner, inner_end = _inner_range(sight, low, high, q_first, num_q, num_k, key_end, BM, BN)
+    start, end = _split(tile_list, count, inner, inner_end, LISTED, BN)
     q = _load(_matrix(Q, b, h, q_start, q_strides), q_first, num_q, q_strides, D, BM, DW)
     keys = _matrix(K, b, h // GROUPS, k_start, k_strides)
     values = _matrix(V, b, h // GROUPS, k_start, v_strides)
@@ -536,7 +581,7 @@ def forward(
             k = _load(keys, low + i * BN, key_end, k_strides, D, BN, DW)
             tile = _scores(
                 q, k, scale, sight, b, h, q_first, low + i * BN, q_start, num_q, k_start, num_k, key_end, PRECISION,
-                BM, BN
+                BM, BN, True, RAW
             )  # fmt: skip
             tiles = tiles + (tile,)
             top = tl.maximum(top, tile)
@@ -544,18 +589,19 @@ def forward(
         for first in range(low, high, BN):
             k = _load(keys, first, key_end, k_strides, D, BN, DW)
             top = tl.maximum(top, _scores(
-                q, k, scale, sight, b, h, q_first, first, q_start, num_q, k_start, num_k, key_end, PRECISION, BM, BN
+                q, k, scale, sight, b, h, q_first, first, q_start, num_q, k_start, num_k, key_end, PRECISION, BM, BN,
+                True, RAW
             ))  # fmt: skip
     if NORMALISED:
         if LISTED:
             m = tl.load(M + row, mask=present, other=float("-inf"))
             c = tl.load(C + row, mask=present, other=0.0)
         else:
-            m = tl.max(top, 1)
+            m = tl.max(top, 1) * unit
         alive = m > float("-inf")
         m = tl.where(alive, m, 0.0)
         if not LISTED and (TILES != 1 or BN > 32):
-            c = _solve_start(top - m[:, None], c, alive, e, RULE, TILES, FAST, BM, BN)
+            c = _solve_start(top, m, c, alive, e, unit, RULE, TILES, RAW, FAST, BM, BN)
         worst = float("inf")
         go = True
         while go:
@@ -563,20 +609,21 @@ def forward(
             slope = tl.zeros((BM,), tl.float32)
             if TILES > 0:
                 for i in tl.static_range(TILES):
-                    x, v, log_x = _entmax(tiles[i] - m[:, None], c, e, RULE, FAST)
+                    x, v, log_x = _entmax(tiles[i], m, c, e, unit, RULE, RAW, FAST)
                     total += tl.sum(v * x, 1)
                     slope += tl.sum(v, 1)
             else:
-                for i in range(0, count):
-                    first = _tile(tile_list, low, i, LISTED, BN)
-                    k = _load(keys, first, key_end, k_strides, D, BN, DW)
-                    tile = _scores(
-                        q, k, scale, sight, b, h, q_first, first, q_start, num_q, k_start, num_k, key_end, PRECISION,
-                        BM, BN, "ask" if LISTED else "always"
-                    )  # fmt: skip
-                    x, v, log_x = _entmax(tile - m[:, None], c, e, RULE, FAST)
-                    total += tl.sum(v * x, 1)
-                    slope += tl.sum(v, 1)
+                for part in tl.static_range(2 if LISTED else 1):
+                    for j in range(0, _entries(count, start, end, part == 1)):
+                        first = _tile(tile_list, low, _entry(j, start, end, part == 1), LISTED, BN)
+                        k = _load(keys, first, key_end, k_strides, D, BN, DW)
+                        tile = _scores(
+                            q, k, scale, sight, b, h, q_first, first, q_start, num_q, k_start, num_k, key_end,
+                            PRECISION, BM, BN, part == 0, RAW
+                        )  # fmt: skip
+                        x, v, log_x = _entmax(tile, m, c, e, unit, RULE, RAW, FAST)
+                        total += tl.sum(v * x, 1)
+                        slope += tl.sum(v, 1)
             mass = _mass(c, total, RULE)
             error = tl.max(tl.where(alive & (mass == mass), tl.abs(mass - 1.0), 0.0), 0)  # NaN waits for nobody
             # Every step squares the error: after the one from here, what is left is of the order of
@@ -592,22 +639,23 @@ def forward(
         for i in tl.static_range(TILES):
             value = _load(values, low + i * BN, key_end, v_strides, DV, BN, DVW)
             out, out2, total, slope = _add_output(
-                out, out2, total, slope, tiles[i], m, c, e, bias, value, dropout, head, q_token, low + i * BN,
-                RULE, NORMALISED, KEEP_O2, FAST, PRECISION, BM, BN
+                out, out2, total, slope, tiles[i], m, c, e, unit, bias, value, dropout, head, q_token, low + i * BN,
+                RULE, NORMALISED, KEEP_O2, RAW, FAST, PRECISION, BM, BN
             )  # fmt: skip
     else:
-        for i in range(0, count):
-            first = _tile(tile_list, low, i, LISTED, BN)
-            k = _load(keys, first, key_end, k_strides, D, BN, DW)
-            tile = _scores(
-                q, k, scale, sight, b, h, q_first, first, q_start, num_q, k_start, num_k, key_end, PRECISION, BM, BN,
-                "ask" if LISTED else "always"
-            )  # fmt: skip
-            value = _load(values, first, key_end, v_strides, DV, BN, DVW)
-            out, out2, total, slope = _add_output(
-                out, out2, total, slope, tile, m, c, e, bias, value, dropout, head, q_token, first,
-                RULE, NORMALISED, KEEP_O2, FAST, PRECISION, BM, BN
-            )  # fmt: skip
+        for part in tl.static_range(2 if LISTED else 1):
+            for j in range(0, _entries(count, start, end, part == 1)):
+                first = _tile(tile_list, low, _entry(j, start, end, part == 1), LISTED, BN)
+                k = _load(keys, first, key_end, k_strides, D, BN, DW)
+                tile = _scores(
+                    q, k, scale, sight, b, h, q_first, first, q_start, num_q, k_start, num_k, key_end, PRECISION,
+                    BM, BN, part == 0, RAW
+                )  # fmt: skip
+                value = _load(values, first, key_end, v_strides, DV, BN, DVW)
+                out, out2, total, slope = _add_output(
+                    out, out2, total, slope, tile, m, c, e, unit, bias, value, dropout, head, q_token, first,
+                    RULE, NORMALISED, KEEP_O2, RAW, FAST, PRECISION, BM, BN
+                )  # fmt: skip
     n = tl.full((BM,), 1.0, tl.float32)
     if NORMALISED:
         n = _inverse(total)
@@ -715,7 +763,7 @@ def scan(
     heads = tasks // num_blocks
     lanes = tl.arange(0, 32)
     maxima = MAXIMA + tl.cast(program, tl.int64) * num_tiles * BM
-    after = scale if RAW else 1.0  # what the maxima are yet to be multiplied by
+    unit = scale if RAW else 1.0
     # Tasks are dealt out back and forth, of a causal mask the longest rows first, so that all programs get equal shares.
     programs = tl.num_programs(0)
     turns = tasks // programs
@@ -747,22 +795,21 @@ def scan(
             first = tl.where(i < before, low + i * BN, inner_end + (i - before) * BN)
             top = _scan_tile(
                 top, maxima, q, keys, k_strides, scale, sight, b, h, q_first, first, num_q, num_k, key_end,
-                D, DW, BM, BN, "always", RAW, PRECISION
+                D, DW, BM, BN, True, RAW, PRECISION
             )  # fmt: skip
         for first in range(inner, inner_end, BN):
             top = _scan_tile(
                 top, maxima, q, keys, k_strides, scale, sight, b, h, q_first, first, num_q, num_k, key_end,
-                D, DW, BM, BN, "never", RAW, PRECISION
+                D, DW, BM, BN, False, RAW, PRECISION
             )  # fmt: skip
-        top *= after
-        m = tl.max(top, 1)
+        m = tl.max(top, 1) * unit
         alive = m > float("-inf")
         m = tl.where(alive, m, 0.0)
         c = tl.zeros((BM,), tl.float32)
         if RULE == "squares" or RULE == "identity":
             c += 1.0
         for _ in range(3):
-            x, v, log_x = _entmax(top - m[:, None], c, e, RULE, FAST)
+            x, v, log_x = _entmax(top, m, c, e, unit, RULE, RAW, FAST)
             c = _advance(c, tl.where(alive, tl.sum(v * x, 1), 1.0), tl.where(alive, tl.sum(v, 1), 1.0), e, RULE)
         tl.debug_barrier()  # what some threads wrote, others read
         low_tile = low // BN
@@ -773,8 +820,8 @@ def scan(
             slope = tl.zeros((BM,), tl.float32)
             for tile in range(low_tile, end_tile, 32):
                 inside = (tile + lanes < end_tile)[None, :]
-                d = tl.load(places + tile * BM, mask=inside, other=float("-inf")) * after - m[:, None]
-                x, v, log_x = _entmax(d, c, e, RULE, FAST)
+                s = tl.load(places + tile * BM, mask=inside, other=float("-inf"))
+                x, v, log_x = _entmax(s, m, c, e, unit, RULE, RAW, FAST)
                 total += tl.sum(v * x, 1)
                 slope += tl.sum(v, 1)
             c = _advance(c, tl.where(alive, total, 1.0), tl.where(alive, slope, 1.0), e, RULE)
@@ -784,8 +831,8 @@ def scan(
         for word in range(0, words):
             tile = word * 32
             inside = (tile + lanes >= low_tile) & (tile + lanes < end_tile)
-            d = tl.load(places + tile * BM, mask=inside[None, :], other=float("-inf")) * after - m[:, None]
-            x, v, log_x = _entmax(d, loose, e, RULE, FAST)
+            s = tl.load(places + tile * BM, mask=inside[None, :], other=float("-inf"))
+            x, v, log_x = _entmax(s, m, loose, e, unit, RULE, RAW, FAST)
             holds = tl.max(tl.reshape(tl.where(x <= 0.0, 0, 1), (BM // ROWS, ROWS, 32)), 1)
             tl.store(out + word, tl.sum(holds << lanes[None, :], 1), mask=blocks < row_blocks)
         row = tl.cast(head, tl.int64) * num_q + q_first + rows
@@ -852,9 +899,10 @@ def _whole_block(
     e_value, scale, bias, b, h, H, q_first, num_q, num_k, key_end,
     D: tl.constexpr, DW: tl.constexpr, DV: tl.constexpr, DVW: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
     RULE: tl.constexpr, NORMALISED: tl.constexpr, HAS_E: tl.constexpr, HAS_SCALES: tl.constexpr, WITH_E: tl.constexpr,
-    FAST: tl.constexpr, PRECISION: tl.constexpr
+    RAW: tl.constexpr, FAST: tl.constexpr, PRECISION: tl.constexpr
 ):  # fmt: skip
     """One block of queries against all keys: d query is stored, d key and d value added up, d alpha returned."""
+    unit = scale if RAW else 1.0
     zero = tl.zeros((), tl.int64)
     first = tl.zeros((), tl.int32)
     head = b * H + h
@@ -864,8 +912,10 @@ def _whole_block(
     q = _load(_matrix(Q, b, h, zero, q_strides), q_first, num_q, q_strides, D, BM, DW)
     do = _load(_matrix(DO, b, h, zero, do_strides), q_first, num_q, do_strides, DV, BM, DVW)
     m, c, n = _load_rows(M, C, N, SCALES, scales_strides, b, h, row, q_first, present, NORMALISED, HAS_SCALES, BM)
-    s = _scores(q, k, scale, sight, b, h, q_first, first, zero, num_q, zero, num_k, key_end, PRECISION, BM, BN)
-    p, v, x, log_x = _weights(s, m, c, n, e, bias, RULE, NORMALISED, FAST)
+    s = _scores(
+        q, k, scale, sight, b, h, q_first, first, zero, num_q, zero, num_k, key_end, PRECISION, BM, BN, True, RAW
+    )  # fmt: skip
+    p, v, x, log_x = _weights(s, m, c, n, e, unit, bias, RULE, NORMALISED, RAW, FAST)
     # In this order as little as possible is alive at a time: registers are what limits this kernel.
     kappa = v
     if WITH_E:
@@ -897,7 +947,7 @@ def backward_whole(
     e_value, scale, bias, H, GROUPS, num_q, num_k,
     D: tl.constexpr, DW: tl.constexpr, DV: tl.constexpr, DVW: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
     RULE: tl.constexpr, NORMALISED: tl.constexpr, HAS_E: tl.constexpr, HAS_SCALES: tl.constexpr, WITH_E: tl.constexpr,
-    ONE_BLOCK: tl.constexpr, FAST: tl.constexpr, PRECISION: tl.constexpr
+    ONE_BLOCK: tl.constexpr, RAW: tl.constexpr, FAST: tl.constexpr, PRECISION: tl.constexpr
 ):  # fmt: skip
     program = tl.program_id(0)
     key_heads = H // GROUPS
@@ -914,7 +964,7 @@ def backward_whole(
         dk, dv, de = _whole_block(
             dk, dv, k, value, Q, DO, DQ, M, C, N, SCALES, E, q_strides, do_strides, dq_strides, scales_strides, sight,
             dropout, e_value, scale, bias, b, key_head, H, first, num_q, num_k, key_end,
-            D, DW, DV, DVW, BM, BN, RULE, NORMALISED, HAS_E, HAS_SCALES, WITH_E, FAST, PRECISION
+            D, DW, DV, DVW, BM, BN, RULE, NORMALISED, HAS_E, HAS_SCALES, WITH_E, RAW, FAST, PRECISION
         )  # fmt: skip
         if WITH_E:
             tl.store(DE + program, de)
@@ -925,7 +975,7 @@ def backward_whole(
                 dk, dv, de = _whole_block(
                     dk, dv, k, value, Q, DO, DQ, M, C, N, SCALES, E, q_strides, do_strides, dq_strides, scales_strides,
                     sight, dropout, e_value, scale, bias, b, h, H, q_first, num_q, num_k, key_end,
-                    D, DW, DV, DVW, BM, BN, RULE, NORMALISED, HAS_E, HAS_SCALES, WITH_E, FAST, PRECISION
+                    D, DW, DV, DVW, BM, BN, RULE, NORMALISED, HAS_E, HAS_SCALES, WITH_E, RAW, FAST, PRECISION
                 )  # fmt: skip
                 head_de += de
             if WITH_E:
@@ -943,8 +993,9 @@ def backward_queries(
     H, GROUPS, num_q, num_k, num_blocks,
     D: tl.constexpr, DW: tl.constexpr, DV: tl.constexpr, DVW: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
     RULE: tl.constexpr, NORMALISED: tl.constexpr, HAS_E: tl.constexpr, HAS_SCALES: tl.constexpr, WITH_E: tl.constexpr,
-    LISTED: tl.constexpr, FAST: tl.constexpr, PRECISION: tl.constexpr
+    LISTED: tl.constexpr, RAW: tl.constexpr, FAST: tl.constexpr, PRECISION: tl.constexpr
 ):  # fmt: skip
+    unit = scale if RAW else 1.0
     program = tl.program_id(0)
     h = (program // num_blocks) % H
     b = program // (num_blocks * H)
@@ -984,26 +1035,29 @@ def backward_queries(
     if LISTED:
         count = tl.load(COUNTS + program)
         tile_list += tl.cast(program, tl.int64) * tl.cdiv(num_k, BN)
-    for i in range(0, count):
-        first = _tile(tile_list, low, i, LISTED, BN)
-        k = _load(keys, first, key_end, k_strides, D, BN, DW)
-        value = _load(values, first, key_end, v_strides, DV, BN, DVW)
-        s = _scores(
-            q, k, scale, sight, b, h, q_first, first, q_start, num_q, k_start, num_k, key_end, PRECISION, BM, BN,
-            "ask" if LISTED else "always"
-        )  # fmt: skip
-        p, v, x, log_x = _weights(s, m, c, n, e, bias, RULE, NORMALISED, FAST)
-        dp = tl.dot(do, tl.trans(value), input_precision=PRECISION)
-        if dropout.on:
-            dp = tl.where(_kept(dropout, head, q_token, first, BM, BN), dp, 0.0)
-        ds = v * (dp - delta[:, None])
-        if WITH_E:
-            kappa = _curvature(x, log_x, n, e, FAST)
-            kappa_v += tl.sum(kappa * v, 1)
-            kappa_v_dp += tl.sum(kappa * v * dp, 1)
-            sum_v += tl.sum(v, 1)
-            sum_v_dp += tl.sum(v * dp, 1)
-        dq = tl.dot(ds.to(k.dtype), k, dq, input_precision=PRECISION)
+    inner, inner_end = _inner_range(sight, low, high, q_first, num_q, num_k, key_end, BM, BN)
+    start, end = _split(tile_list, count, inner, inner_end, LISTED, BN)
+    for part in tl.static_range(2 if LISTED else 1):
+        for j in range(0, _entries(count, start, end, part == 1)):
+            first = _tile(tile_list, low, _entry(j, start, end, part == 1), LISTED, BN)
+            k = _load(keys, first, key_end, k_strides, D, BN, DW)
+            value = _load(values, first, key_end, v_strides, DV, BN, DVW)
+            s = _scores(
+                q, k, scale, sight, b, h, q_first, first, q_start, num_q, k_start, num_k, key_end, PRECISION, BM, BN,
+                part == 0, RAW
+            )  # fmt: skip
+            p, v, x, log_x = _weights(s, m, c, n, e, unit, bias, RULE, NORMALISED, RAW, FAST)
+            dp = tl.dot(do, tl.trans(value), input_precision=PRECISION)
+            if dropout.on:
+                dp = tl.where(_kept(dropout, head, q_token, first, BM, BN), dp, 0.0)
+            ds = v * (dp - delta[:, None])
+            if WITH_E:
+                kappa = _curvature(x, log_x, n, e, FAST)
+                kappa_v += tl.sum(kappa * v, 1)
+                kappa_v_dp += tl.sum(kappa * v * dp, 1)
+                sum_v += tl.sum(v, 1)
+                sum_v_dp += tl.sum(v * dp, 1)
+            dq = tl.dot(ds.to(k.dtype), k, dq, input_precision=PRECISION)
     dq *= scale * dropout.scale
     _store(_matrix(DQ, b, h, q_start, dq_strides), dq, q_first, num_q, dq_strides, D, BM, DW)
     if WITH_E:
@@ -1017,8 +1071,9 @@ def backward_keys(
     H, GROUPS, num_q, num_k, num_blocks,
     D: tl.constexpr, DW: tl.constexpr, DV: tl.constexpr, DVW: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
     RULE: tl.constexpr, NORMALISED: tl.constexpr, HAS_E: tl.constexpr, HAS_SCALES: tl.constexpr,
-    LISTED: tl.constexpr, FAST: tl.constexpr, PRECISION: tl.constexpr
+    LISTED: tl.constexpr, RAW: tl.constexpr, FAST: tl.constexpr, PRECISION: tl.constexpr
 ):  # fmt: skip
+    unit = scale if RAW else 1.0
     program = tl.program_id(0)
     key_heads = H // GROUPS
     key_head = (program // num_blocks) % key_heads
@@ -1030,6 +1085,7 @@ def backward_keys(
         return
     key_end = _key_end(sight, b, num_k)
     low, high = _query_range(sight, k_first, num_q, num_k, BM, BN)
+    inner, inner_end = _inner_queries(sight, k_first, num_q, num_k, key_end, BM, BN)
     k = _load(_matrix(K, b, key_head, k_start, k_strides), k_first, key_end, k_strides, D, BN, DW)
     value = _load(_matrix(V, b, key_head, k_start, v_strides), k_first, key_end, v_strides, DV, BN, DVW)
     dk = tl.zeros((BN, DW), tl.float32)
@@ -1043,28 +1099,30 @@ def backward_keys(
             line = tl.cast(head, tl.int64) * num_blocks + block
             count = tl.load(COUNTS + line)
             tile_list += line * tl.cdiv(num_q, BM)
-        for i in range(0, count):
-            q_first = _tile(tile_list, low, i, LISTED, BM)
-            row = tl.cast(head, tl.int64) * rows_per_head + q_start + q_first + tl.arange(0, BM)
-            present = q_first + tl.arange(0, BM) < num_q
-            q = _load(_matrix(Q, b, h, q_start, q_strides), q_first, num_q, q_strides, D, BM, DW)
-            do = _load(_matrix(DO, b, h, q_start, do_strides), q_first, num_q, do_strides, DV, BM, DVW)
-            m, c, n = _load_rows(M, C, N, SCALES, scales_strides, b, h, row, q_start + q_first, present, NORMALISED,
-                                 HAS_SCALES, BM)  # fmt: skip
-            s = _scores(
-                q, k, scale, sight, b, h, q_first, k_first, q_start, num_q, k_start, num_k, key_end, PRECISION, BM, BN,
-                "ask" if LISTED else "always"
-            )  # fmt: skip
-            p, v, x, log_x = _weights(s, m, c, n, e, bias, RULE, NORMALISED, FAST)
-            dp = tl.dot(do, tl.trans(value), input_precision=PRECISION)
-            if dropout.on:
-                kept = _kept(dropout, head, q_start.to(tl.int32) + q_first, k_first, BM, BN)
-                p = tl.where(kept, p, 0.0)
-                dp = tl.where(kept, dp, 0.0)
-            if NORMALISED:
-                dp -= tl.load(DELTA + row, mask=present, other=0.0)[:, None]
-            dk = tl.dot(tl.trans((v * dp).to(q.dtype)), q, dk, input_precision=PRECISION)
-            dv = tl.dot(tl.trans(p.to(do.dtype)), do, dv, input_precision=PRECISION)
+        start, end = _split(tile_list, count, inner, inner_end, LISTED, BM)
+        for part in tl.static_range(2 if LISTED else 1):
+            for j in range(0, _entries(count, start, end, part == 1)):
+                q_first = _tile(tile_list, low, _entry(j, start, end, part == 1), LISTED, BM)
+                row = tl.cast(head, tl.int64) * rows_per_head + q_start + q_first + tl.arange(0, BM)
+                present = q_first + tl.arange(0, BM) < num_q
+                q = _load(_matrix(Q, b, h, q_start, q_strides), q_first, num_q, q_strides, D, BM, DW)
+                do = _load(_matrix(DO, b, h, q_start, do_strides), q_first, num_q, do_strides, DV, BM, DVW)
+                m, c, n = _load_rows(M, C, N, SCALES, scales_strides, b, h, row, q_start + q_first, present, NORMALISED,
+                                     HAS_SCALES, BM)  # fmt: skip
+                s = _scores(
+                    q, k, scale, sight, b, h, q_first, k_first, q_start, num_q, k_start, num_k, key_end, PRECISION, BM, BN,
+                    part == 0, RAW
+                )  # fmt: skip
+                p, v, x, log_x = _weights(s, m, c, n, e, unit, bias, RULE, NORMALISED, RAW, FAST)
+                dp = tl.dot(do, tl.trans(value), input_precision=PRECISION)
+                if dropout.on:
+                    kept = _kept(dropout, head, q_start.to(tl.int32) + q_first, k_first, BM, BN)
+                    p = tl.where(kept, p, 0.0)
+                    dp = tl.where(kept, dp, 0.0)
+                if NORMALISED:
+                    dp -= tl.load(DELTA + row, mask=present, other=0.0)[:, None]
+                dk = tl.dot(tl.trans((v * dp).to(q.dtype)), q, dk, input_precision=PRECISION)
+                dv = tl.dot(tl.trans(p.to(do.dtype)), do, dv, input_precision=PRECISION)
     dk *= scale * dropout.scale
     dv *= dropout.scale
     _store(_matrix(DK, b, key_head, k_start, dk_strides), dk, k_first, num_k, dk_strides, D, BN, DW)

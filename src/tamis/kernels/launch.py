@@ -116,7 +116,7 @@ def _scan(a: Arguments, rows: Tensor, bits: Tensor) -> None:
     norms = _key_norms(a) if a.is_near else None
 
     def plan() -> Plan:
-        constants = {"ROWS": a.tile[0], "SWEEPS": 2, "NEAR": norms is not None, "RAW": a.scale > 0.0 and not a.is_biased}
+        constants = {"ROWS": a.tile[0], "SWEEPS": 2, "NEAR": norms is not None}
         return Plan(attend.scan, a, tiles, programs, (a.query, a.key), constants, (blocks, tasks))
 
     num_tiles = triton.cdiv(a.key.shape[2], tiles.cols)
@@ -400,6 +400,7 @@ def _constants(a: Arguments, tiles: Tiles) -> dict[str, Any]:
         "NORMALISED": a.is_entmax,
         "HAS_E": a.e is not None,
         "HAS_SCALES": a.row_scale is not None,
+        "RAW": a.scale > 0.0 and not a.is_biased,
         "FAST": a.query.dtype != torch.float32 and a.query.device.type == "cuda",
         "PRECISION": "tf32x3",  # of fp32 products: as accurate as fp32 itself, and on tensor cores
     }
