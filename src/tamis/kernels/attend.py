@@ -187,8 +187,8 @@ def _scores(
 ):  # fmt: skip
     """Scaled and biased scores of a tile, -inf where a key is hidden.
 
-    HIDDEN: some key of the tile may be hidden by its place.  RAW: not scaled, which the caller does with less work; only where
-    nothing is added.
+    HIDDEN: some key of the tile may be hidden by its place.  RAW: not scaled, which the caller does with less work;
+    only where nothing is added.
     """
     s = tl.dot(q, tl.trans(k), input_precision=PRECISION)
     if not RAW:
@@ -280,33 +280,36 @@ def _rectify(x):
 
 
 @triton.jit
-def _line(s, m, c, unit, slope: tl.constexpr, RAW: tl.constexpr):
-    """(s - m) slope + c.  RAW: in one operation, and as accurate where scores are themselves products, so rounded."""
+def _line(s, m, slope, offset, times, unit, RAW: tl.constexpr):
+    """((s - m) slope + offset) times.  RAW: in one operation, and as accurate where scores are products, so rounded."""
     if RAW:
-        return s * (unit * slope) + (c - m * slope)[:, None]
-    return (s - m[:, None]) * slope + c[:, None]
+        return s * (slope * times * unit)[:, None] + ((offset - m * slope) * times)[:, None]
+    return (s - m[:, None]) * (slope * times)[:, None] + (offset * times)[:, None]
 
 
 @triton.jit
-def _entmax(s, m, c, e, unit, RULE: tl.constexpr, RAW: tl.constexpr, FAST: tl.constexpr):
-    """x, v and log2 x of scores, given the rows' m and solution c; weights are r = v x, unnormalised."""
+def _entmax(s, m, c, times, e, unit, RULE: tl.constexpr, RAW: tl.constexpr, FAST: tl.constexpr):
+    """x, v and log2 x of scores, given the rows' m and solution c; weights are v x.
+
+    Unnormalised without `times`, and weights and slopes themselves with those of `_times`.
+    """
+    one = tl.zeros_like(c) + 1.0
+    if times is None:
+        times = one
     if RULE == "squares":
-        x = _rectify(_line(s, m, c, unit, 0.5, RAW))
+        x = _rectify(_line(s, m, one * 0.5, c, times, unit, RAW))
         v = x
         log_x = x
     elif RULE == "identity":
-        x = _rectify(_line(s, m, c, unit, 1.0, RAW))
+        x = _rectify(_line(s, m, one, c, times, unit, RAW))
         v = tl.where(x > 0.0, 1.0, 0.0)
         log_x = x
     else:
-        factor = e * tl.exp(e * c)
-        if RAW:
-            w = s * (factor * unit)[:, None] - (m * factor)[:, None]
-        else:
-            w = (s - m[:, None]) * factor[:, None]
-        x = _rectify(w + 1.0)
+        slope = e * tl.exp(e * c)
+        x = _rectify(_line(s, m, slope, one, times, unit, RAW))
         if e < (0.004 if FAST else 0.125):  # elsewhere the rounding of 1 + w is not amplified enough to matter
-            log_x = _log1p(tl.maximum(w, -0.99999994), FAST) * 1.4426950408889634
+            w = _line(s, m, slope, one * 0.0, one, unit, RAW)
+            log_x = _log1p(tl.maximum(w, -0.99999994), FAST) * 1.4426950408889634 + tl.log2(times)[:, None]
         else:
             log_x = _log2(x, FAST)
         # At FAST the logarithm of 0 is -inf, and its power 0 by itself.
@@ -357,17 +360,25 @@ def _activation(s, RULE: tl.constexpr):
 
 
 @triton.jit
+def _times(n, e, RULE: tl.constexpr):
+    """n^e: what makes v x of `_entmax` the weights, and v their slopes.  Of rows that see nothing, whatever."""
+    if RULE == "squares":
+        times = tl.sqrt(n)
+    elif RULE == "identity":
+        times = n
+    else:
+        times = tl.exp(e * tl.log(tl.maximum(n, 2e-38)))
+    return tl.where(n > 0.0, times, 1.0)
+
+
+@triton.jit
 def _weights(
     s, m, c, n, e, unit, bias, RULE: tl.constexpr, NORMALISED: tl.constexpr, RAW: tl.constexpr, FAST: tl.constexpr
 ):  # fmt: skip
     """Weights, slopes, x and log2 x of a tile from its rows' state; n also scales the rows of elementwise rules."""
     if NORMALISED:
-        x, v, log_x = _entmax(s, m, c, e, unit, RULE, RAW, FAST)
-        p = v * x * n[:, None]
-        if RULE == "squares":
-            v *= tl.sqrt(n)[:, None]
-        elif RULE == "power":
-            v *= tl.where(n > 0.0, tl.exp((1.0 - e) * tl.log(tl.maximum(n, 2e-38))), 0.0)[:, None]
+        x, v, log_x = _entmax(s, m, c, _times(n, e, RULE), e, unit, RULE, RAW, FAST)
+        p = v * x
     else:
         x, v = _activation(s * unit + bias, RULE)
         log_x = x
@@ -377,15 +388,13 @@ def _weights(
 
 
 @triton.jit
-def _curvature(x, log_x, n, e, FAST: tl.constexpr):
-    """kappa = (1 - X + X ln X) / e^2 with X = p^e, without its cancellation near X = 1: d alpha is -sum kappa ds."""
-    log_n = tl.log(tl.maximum(n, 2e-38))
+def _curvature(x, log_x, e, FAST: tl.constexpr):
+    """kappa = (1 - x + x ln x) / e^2 with x = p^e, without its cancellation near x = 1: d alpha is -sum kappa ds."""
     if FAST:
-        t = tl.maximum(log_x * 0.6931471805599453 + (e * log_n)[:, None], -87.0)
-        power = x * tl.exp(e * log_n)[:, None]
-        kappa = tl.where(tl.abs(t) < 0.1, t * t * (0.5 + t * (1.0 / 3 + t * 0.125)), power * (t - 1.0) + 1.0)
+        t = tl.maximum(log_x * 0.6931471805599453, -87.0)
+        kappa = tl.where(tl.abs(t) < 0.1, t * t * (0.5 + t * (1.0 / 3 + t * 0.125)), x * (t - 1.0) + 1.0)
         return kappa * (1.0 / (e * e))
-    log_p = tl.maximum(log_x * (0.6931471805599453 / e) + log_n[:, None], -87.0)
+    log_p = tl.maximum(log_x * (0.6931471805599453 / e), -87.0)
     t = log_p * e
     series = 1.0 / 144 + t * (1.0 / 840 + t * (1.0 / 5760))
     series = 0.5 + t * (1.0 / 3 + t * (0.125 + t * (1.0 / 30 + t * series)))
@@ -469,12 +478,11 @@ def _split(tile_list, count, inner, inner_end, LISTED: tl.constexpr, BLOCK: tl.c
     start = tl.zeros((), tl.int32)
     end = start
     if LISTED:
-        if inner < inner_end:
-            end += count
-            while (start < end) & (_tile(tile_list, 0, tl.minimum(start, count - 1), True, BLOCK) < inner):
-                start += 1
-            while (start < end) & (_tile(tile_list, 0, tl.maximum(end - 1, 0), True, BLOCK) >= inner_end):
-                end -= 1
+        end += tl.where(inner < inner_end, count, 0)
+        while (start < end) & (_tile(tile_list, 0, tl.minimum(start, count - 1), True, BLOCK) < inner):
+            start += 1
+        while (start < end) & (_tile(tile_list, 0, tl.maximum(end - 1, 0), True, BLOCK) >= inner_end):
+            end -= 1
     return start, end
 
 
@@ -499,7 +507,7 @@ def _add_output(
 ):  # fmt: skip
     """Add a tile's weights times values to the output, and its weights and slopes to the row sums."""
     if NORMALISED:
-        x, v, log_x = _entmax(s, m, c, e, unit, RULE, RAW, FAST)
+        x, v, log_x = _entmax(s, m, c, None, e, unit, RULE, RAW, FAST)
         r = v * x
         total += tl.sum(r, 1)
         slope += tl.sum(v, 1)
@@ -527,7 +535,7 @@ def _solve_start(
     if TILES > 0 and BN > 32:  # a sweep is cheap then, and so should this be
         top = tl.max(tl.reshape(top, (BM, BN // 32, 32)), 1)
     for _ in range(3):
-        x, v, log_x = _entmax(top, m, c, e, unit, RULE, RAW, FAST)
+        x, v, log_x = _entmax(top, m, c, None, e, unit, RULE, RAW, FAST)
         c = _advance(c, tl.where(alive, tl.sum(v * x, 1), 1.0), tl.where(alive, tl.sum(v, 1), 1.0), e, RULE)
     return c
 
@@ -609,7 +617,7 @@ def forward(
             slope = tl.zeros((BM,), tl.float32)
             if TILES > 0:
                 for i in tl.static_range(TILES):
-                    x, v, log_x = _entmax(tiles[i], m, c, e, unit, RULE, RAW, FAST)
+                    x, v, log_x = _entmax(tiles[i], m, c, None, e, unit, RULE, RAW, FAST)
                     total += tl.sum(v * x, 1)
                     slope += tl.sum(v, 1)
             else:
@@ -621,7 +629,7 @@ def forward(
                             q, k, scale, sight, b, h, q_first, first, q_start, num_q, k_start, num_k, key_end,
                             PRECISION, BM, BN, part == 0, RAW
                         )  # fmt: skip
-                        x, v, log_x = _entmax(tile, m, c, e, unit, RULE, RAW, FAST)
+                        x, v, log_x = _entmax(tile, m, c, None, e, unit, RULE, RAW, FAST)
                         total += tl.sum(v * x, 1)
                         slope += tl.sum(v, 1)
             mass = _mass(c, total, RULE)
@@ -743,8 +751,9 @@ def _scan_tile(
 
 @triton.jit(do_not_specialize=(*LENGTHS, "num_blocks", "tasks"))
 def scan(
-    Q, K, M, C, BITS, MAXIMA, NORMS, E, sight, dropout, packed, q_strides, k_strides, scales_strides, e_value, scale, bias,
-    H, GROUPS, num_q, num_k, num_blocks, tasks, D: tl.constexpr, DW: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
+    Q, K, M, C, BITS, MAXIMA, NORMS, E, sight, dropout, packed, q_strides, k_strides, scales_strides,
+    e_value, scale, bias, H, GROUPS, num_q, num_k, num_blocks, tasks,
+    D: tl.constexpr, DW: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
     ROWS: tl.constexpr, RULE: tl.constexpr, HAS_E: tl.constexpr, SWEEPS: tl.constexpr, NEAR: tl.constexpr,
     RAW: tl.constexpr, FAST: tl.constexpr, PRECISION: tl.constexpr
 ):  # fmt: skip
@@ -764,7 +773,7 @@ def scan(
     lanes = tl.arange(0, 32)
     maxima = MAXIMA + tl.cast(program, tl.int64) * num_tiles * BM
     unit = scale if RAW else 1.0
-    # Tasks are dealt out back and forth, of a causal mask the longest rows first, so that all programs get equal shares.
+    # Tasks are dealt out back and forth, of a causal mask the longest rows first, so that all programs get as much.
     programs = tl.num_programs(0)
     turns = tasks // programs
     back = programs - 1 - program
@@ -809,7 +818,7 @@ def scan(
         if RULE == "squares" or RULE == "identity":
             c += 1.0
         for _ in range(3):
-            x, v, log_x = _entmax(top, m, c, e, unit, RULE, RAW, FAST)
+            x, v, log_x = _entmax(top, m, c, None, e, unit, RULE, RAW, FAST)
             c = _advance(c, tl.where(alive, tl.sum(v * x, 1), 1.0), tl.where(alive, tl.sum(v, 1), 1.0), e, RULE)
         tl.debug_barrier()  # what some threads wrote, others read
         low_tile = low // BN
@@ -821,7 +830,7 @@ def scan(
             for tile in range(low_tile, end_tile, 32):
                 inside = (tile + lanes < end_tile)[None, :]
                 s = tl.load(places + tile * BM, mask=inside, other=float("-inf"))
-                x, v, log_x = _entmax(s, m, c, e, unit, RULE, RAW, FAST)
+                x, v, log_x = _entmax(s, m, c, None, e, unit, RULE, RAW, FAST)
                 total += tl.sum(v * x, 1)
                 slope += tl.sum(v, 1)
             c = _advance(c, tl.where(alive, total, 1.0), tl.where(alive, slope, 1.0), e, RULE)
@@ -832,7 +841,7 @@ def scan(
             tile = word * 32
             inside = (tile + lanes >= low_tile) & (tile + lanes < end_tile)
             s = tl.load(places + tile * BM, mask=inside[None, :], other=float("-inf"))
-            x, v, log_x = _entmax(s, m, loose, e, unit, RULE, RAW, FAST)
+            x, v, log_x = _entmax(s, m, loose, None, e, unit, RULE, RAW, FAST)
             holds = tl.max(tl.reshape(tl.where(x <= 0.0, 0, 1), (BM // ROWS, ROWS, 32)), 1)
             tl.store(out + word, tl.sum(holds << lanes[None, :], 1), mask=blocks < row_blocks)
         row = tl.cast(head, tl.int64) * num_q + q_first + rows
@@ -885,8 +894,8 @@ def _load_rows(
     c = m
     n = m + 1.0
     if NORMALISED:
-        m = tl.load(M + row, mask=present, other=0.0)
-        c = tl.load(C + row, mask=present, other=1.0)
+        m = tl.load(M + row, mask=present, other=1e30)  # so that no row beyond the last has weights
+        c = tl.load(C + row, mask=present, other=0.0)
         n = tl.load(N + row, mask=present, other=0.0)
     elif HAS_SCALES:
         n = _load_scales(SCALES, scales_strides, b, h, first, present, BM)
@@ -919,7 +928,7 @@ def _whole_block(
     # In this order as little as possible is alive at a time: registers are what limits this kernel.
     kappa = v
     if WITH_E:
-        kappa = _curvature(x, log_x, n, e, FAST)
+        kappa = _curvature(x, log_x, e, FAST)
     if dropout.on:
         kept = _kept(dropout, head, q_first, first, BM, BN)
         p = tl.where(kept, p, 0.0)
@@ -1052,7 +1061,7 @@ def backward_queries(
                 dp = tl.where(_kept(dropout, head, q_token, first, BM, BN), dp, 0.0)
             ds = v * (dp - delta[:, None])
             if WITH_E:
-                kappa = _curvature(x, log_x, n, e, FAST)
+                kappa = _curvature(x, log_x, e, FAST)
                 kappa_v += tl.sum(kappa * v, 1)
                 kappa_v_dp += tl.sum(kappa * v * dp, 1)
                 sum_v += tl.sum(v, 1)
@@ -1110,8 +1119,8 @@ def backward_keys(
                 m, c, n = _load_rows(M, C, N, SCALES, scales_strides, b, h, row, q_start + q_first, present, NORMALISED,
                                      HAS_SCALES, BM)  # fmt: skip
                 s = _scores(
-                    q, k, scale, sight, b, h, q_first, k_first, q_start, num_q, k_start, num_k, key_end, PRECISION, BM, BN,
-                    part == 0, RAW
+                    q, k, scale, sight, b, h, q_first, k_first, q_start, num_q, k_start, num_k, key_end, PRECISION,
+                    BM, BN, part == 0, RAW
                 )  # fmt: skip
                 p, v, x, log_x = _weights(s, m, c, n, e, unit, bias, RULE, NORMALISED, RAW, FAST)
                 dp = tl.dot(do, tl.trans(value), input_precision=PRECISION)

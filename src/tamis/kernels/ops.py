@@ -42,7 +42,8 @@ attend_backward = torch.library.custom_op(
     "tamis::attend_backward",
     _backward,
     mutates_args=(),
-    schema=f"({SCHEMA}, Tensor grad, Tensor out2, Tensor rows, Tensor bits, bool with_e) -> (Tensor, Tensor, Tensor, Tensor)",
+    schema=f"({SCHEMA}, Tensor grad, Tensor out2, Tensor rows, Tensor bits, bool with_e)"
+    " -> (Tensor, Tensor, Tensor, Tensor)",
 )
 
 
