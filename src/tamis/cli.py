@@ -267,14 +267,17 @@ def bench_solver(output: Path | None = None, rows: int = 300) -> None:
 def bench_kernels(short: bool = False, output: Path | None = None) -> None:
     """Time the fused GPU kernels against F.scaled_dot_product_attention and the peers that are installed.
 
-    --short: rows of up to 512 keys, as in translation.  The table is printed; with --output its numbers and a picture
-    are also written there.
+    Rows of 4k to 64k keys; with --short, of up to 512, as in translation.  The table is printed; with --output its
+    numbers and a picture are also written there.
     """
-    if not short:
-        raise ValueError("say which kernels: tamis bench kernels --short")
-    from tamis.bench.kernels import run_short
+    if short:
+        from tamis.bench.kernels import run_short
 
-    run_short(output)
+        run_short(output)
+    else:
+        from tamis.bench.long import run
+
+        run(output)
 
 
 @command(bench, "decode")

@@ -1,11 +1,16 @@
 """Fused attention: scores, thresholds, weights and output of a block of queries without leaving the chip.
 
-Four kernels, one source of truth for each step:
+One source of truth for each step:
 
     forward            one block of queries: solve each row, multiply by the values
     backward_whole     one key head whose keys fit one tile: all gradients in one program
     backward_queries   one block of queries, keys in a loop: d query, d alpha
     backward_keys      one block of keys, queries in a loop: d key, d value
+
+and for long rows, before them:
+
+    scan               one block of queries after the other: which tiles of scores may hold weights
+    list_tiles         of those, a list for each block of queries, or of keys
 
 A row of entmax is solved as in `tamis.transforms.solver`, relative to its largest score m, with d = s - m:
 
@@ -288,14 +293,22 @@ def _line(s, m, slope, offset, times, unit, RAW: tl.constexpr):
 
 
 @triton.jit
-def _entmax(s, m, c, times, e, unit, RULE: tl.constexpr, RAW: tl.constexpr, FAST: tl.constexpr):
+def _entmax(s, m, c, n, e, unit, RULE: tl.constexpr, RAW: tl.constexpr, FAST: tl.constexpr):
     """x, v and log2 x of scores, given the rows' m and solution c; weights are v x.
 
-    Unnormalised without `times`, and weights and slopes themselves with those of `_times`.
+    Without n they are not normalised.  With it x is that times n^e, so that weights are, and v is their slope.
     """
     one = tl.zeros_like(c) + 1.0
-    if times is None:
-        times = one
+    times = one
+    log_n = one * 0.0
+    if n is not None:
+        log_n = tl.log2(tl.where(n > 0.0, n, 1.0))  # where a row sees nothing, x is 0 whatever it is multiplied by
+        if RULE == "squares":
+            times = tl.sqrt(tl.where(n > 0.0, n, 1.0))
+        elif RULE == "identity":
+            times = tl.where(n > 0.0, n, 1.0)
+        else:
+            times = tl.exp2(e * log_n)
     if RULE == "squares":
         x = _rectify(_line(s, m, one * 0.5, c, times, unit, RAW))
         v = x
@@ -309,7 +322,7 @@ def _entmax(s, m, c, times, e, unit, RULE: tl.constexpr, RAW: tl.constexpr, FAST
         x = _rectify(_line(s, m, slope, one, times, unit, RAW))
         if e < (0.004 if FAST else 0.125):  # elsewhere the rounding of 1 + w is not amplified enough to matter
             w = _line(s, m, slope, one * 0.0, one, unit, RAW)
-            log_x = _log1p(tl.maximum(w, -0.99999994), FAST) * 1.4426950408889634 + tl.log2(times)[:, None]
+            log_x = _log1p(tl.maximum(w, -0.99999994), FAST) * 1.4426950408889634 + (e * log_n)[:, None]
         else:
             log_x = _log2(x, FAST)
         # At FAST the logarithm of 0 is -inf, and its power 0 by itself.
@@ -360,24 +373,12 @@ def _activation(s, RULE: tl.constexpr):
 
 
 @triton.jit
-def _times(n, e, RULE: tl.constexpr):
-    """n^e: what makes v x of `_entmax` the weights, and v their slopes.  Of rows that see nothing, whatever."""
-    if RULE == "squares":
-        times = tl.sqrt(n)
-    elif RULE == "identity":
-        times = n
-    else:
-        times = tl.exp(e * tl.log(tl.maximum(n, 2e-38)))
-    return tl.where(n > 0.0, times, 1.0)
-
-
-@triton.jit
 def _weights(
     s, m, c, n, e, unit, bias, RULE: tl.constexpr, NORMALISED: tl.constexpr, RAW: tl.constexpr, FAST: tl.constexpr
 ):  # fmt: skip
     """Weights, slopes, x and log2 x of a tile from its rows' state; n also scales the rows of elementwise rules."""
     if NORMALISED:
-        x, v, log_x = _entmax(s, m, c, _times(n, e, RULE), e, unit, RULE, RAW, FAST)
+        x, v, log_x = _entmax(s, m, c, n, e, unit, RULE, RAW, FAST)
         p = v * x
     else:
         x, v = _activation(s * unit + bias, RULE)
