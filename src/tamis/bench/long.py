@@ -139,7 +139,7 @@ class _Inputs:
     def _ours(self, name: str) -> Tensor:
         alpha: float | Tensor = self.alphas if name == "learned alpha" else 1.5
         inputs = (self.query, self.key, self.value)
-        options = {"is_causal": self.case.causal, "alibi_slopes": self.slopes}
+        options: dict[str, Any] = {"is_causal": self.case.causal, "alibi_slopes": self.slopes}
         return functional.entmax_attention(*inputs, alpha=alpha, backend="triton", **options)
 
     def _time(self, call: Callable[[], Tensor], extra: tuple[Tensor, ...] = ()) -> dict[str, Any]:
@@ -170,7 +170,7 @@ class _Inputs:
         from tamis.kernels.arguments import Arguments
 
         scale, right = self.case.dim**-0.5, 0 if self.case.causal else -1
-        tensors = (self.query, self.key, self.value, *(None,) * 4, self.slopes, *(None,) * 5)
+        tensors: list[Any] = [self.query, self.key, self.value, *[None] * 4, self.slopes, *[None] * 5]
         bits = launch.forward(Arguments(*tensors, "squares", 0.5, 0.0, scale, -1, right, 0.0), False)[3]
         runs = self.case.length // RUN
         tiles = (bits[..., None] >> torch.arange(32, device="cuda") & 1).flatten(3)[..., :runs].float()
