@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import random
 import zlib
@@ -11,7 +12,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tamis.functional import attention_weights, entmax_attention, relu_attention
+from tamis.attention.checks import check_call
+from tamis.attention.statistics import row_statistics
+from tamis.functional import attention_weights, attention_with_statistics, entmax_attention, relu_attention
+from tamis.functional.attention import _rule as make_rule
+from tamis.kernels import dispatch
 
 FACTORS: dict[str, tuple[Any, ...]] = {
     "rule": (1.5, 2.0, 1.3, 1.0, "learned", "near one", "relu", "squared_relu", "sigmoid"),
@@ -201,3 +206,20 @@ def mix(x: Tensor) -> Tensor:
     x = ((x ^ (x >> 16)) * 0x7FEB352D) & 0xFFFFFFFF
     x = ((x ^ (x >> 15)) * 0x846CA68B) & 0xFFFFFFFF
     return x ^ (x >> 16)
+
+
+def check_statistics(problem: Problem) -> None:
+    """What a kernel counts against what the plain path observes, and that the output is the same with it."""
+    inputs = (problem.query, problem.key, problem.value)
+    settings = {**problem.options, **problem.rule}
+    observed = {name: x.cpu() if isinstance(x, Tensor) else x for name, x in settings.items()}
+    _, expected = attention_with_statistics(*(x.double().cpu() for x in inputs), **observed)
+    call = check_call(*inputs, **{"attn_mask": None, "scale": None, "is_causal": False, **problem.options})
+    rule = make_rule(call, **{"alpha": 1.5, "activation": None, "bias": 0.0, "divide_by_count": False, **problem.rule})
+    out, rows = dispatch.attend(call, rule, 0.0, None, counted=True)
+    assert torch.equal(out, dispatch.attend(call, rule, 0.0, None)[0])
+    found = row_statistics(rows, call.visibility)
+    for field in dataclasses.fields(expected):
+        torch.testing.assert_close(
+            getattr(found, field.name).cpu(), getattr(expected, field.name), rtol=1e-3, atol=1e-4, msg=field.name
+        )

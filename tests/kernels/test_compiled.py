@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import tamis
-from kernels.cases import FACTORS, Problem, check, covering, describe, fused
+from kernels.cases import FACTORS, Problem, check, check_statistics, covering, describe, fused
 
 pytestmark = [
     pytest.mark.gpu,
@@ -63,6 +63,11 @@ def test_two_runs_on_long_rows_are_equal_to_the_bit(case, known_dropout, everyth
     problem = Problem(case, torch.bfloat16, "cuda")
     for a, b in zip(fused(problem), fused(problem), strict=True):
         assert torch.equal(a, b)
+
+
+@pytest.mark.parametrize("case", covering({**LONGER, "rule": FACTORS["rule"]}, seed=3)[::8], ids=describe)
+def test_statistics(case):
+    check_statistics(Problem(case, torch.float32, "cuda"))
 
 
 @pytest.mark.parametrize("alpha", [1.5, 2.0, 1.2])

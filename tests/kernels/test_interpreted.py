@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import tamis
-from kernels.cases import FACTORS, Problem, check, covering, describe
+from kernels.cases import FACTORS, Problem, check, check_statistics, covering, describe
 
 pytest.importorskip("triton")
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="runs compiled in test_compiled.py")
@@ -131,10 +131,10 @@ def test_opcheck():
 
     query, key, value = inputs(1, 2, 8, 16)
     e = torch.tensor([0.3, 0.6])
-    arguments = (query, key, value, e, *[None] * 9, "power", 0.0, 0.0, 0.25, -1, 0, 0.0)
+    arguments = (query, key, value, e, *[None] * 9, "power", 0.0, 0.0, 0.25, -1, 0, 0.0, False)
     torch.library.opcheck(attend_forward, (*arguments, True))
-    out, out2, rows = attend_forward(*arguments, True)
-    torch.library.opcheck(attend_backward, (*arguments, torch.randn(out.shape), out2, rows, True))
+    out, out2, rows, bits, _ = attend_forward(*arguments, True)
+    torch.library.opcheck(attend_backward, (*arguments, torch.randn(out.shape), out2, rows, bits, True))
 
 
 def test_activation_checkpointing():
@@ -190,3 +190,16 @@ def test_obstacles_are_named(what):
     call, reason = calls[what]
     with pytest.raises(RuntimeError, match=f'backend="triton": .*{reason}'):
         call()
+
+
+STATISTICS = {**SMALL, "lengths": ((20, 70), (5, 150)), "dropout": (0.3,), "head_dims": ((16, 16),)}
+
+
+@pytest.mark.parametrize("case", covering(STATISTICS)[::6], ids=describe)
+@pytest.mark.parametrize("long", [False, True])
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+def test_statistics(case, long, request):
+    if long:
+        request.getfixturevalue("everything_is_long")
+    problem = Problem(case, torch.float32)
+    check_statistics(problem)

@@ -56,6 +56,15 @@ def dense_statistics(weights: Tensor, visibility: Visibility) -> Statistics:
     return _averages(_sums(weights.detach(), visible, visibility.distances(everything, everything)))
 
 
+def row_statistics(rows: Tensor, visibility: Visibility) -> Statistics:
+    """The same from the support size, entropy and mean distance of each row, (3, B, H, Lq)."""
+    support, entropy, distance = rows
+    visible = visibility.counts().expand(support.shape)
+    seeing = visible > 0
+    values = (support, visible, seeing, seeing & (support == 0.0), entropy, distance)
+    return _averages(torch.stack([value.double().sum((0, 2)) for value in values]))
+
+
 def _sums(weights: Tensor, visible: Tensor, distances: Tensor) -> Tensor:
     """Totals over batch and queries, (6, H): support, visible keys, rows, null rows, entropy, distance."""
     visible_count = visible.expand(weights.shape).sum(-1)  # (b, h, q)

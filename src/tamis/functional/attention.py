@@ -20,6 +20,7 @@ from tamis.attention.statistics import (
     Statistics,
     StatisticsObserver,
     dense_statistics,
+    row_statistics,
 )
 from tamis.functional.checks import row_parameter
 from tamis.kernels import dispatch as kernels
@@ -281,10 +282,13 @@ def attention_statistics(
     **options: Unpack[Options],
 ) -> Statistics:
     """Support size, zero share, entropy, null share and mean distance per head, in memory linear in the length."""
-    call = check_call(query, key, value, attn_mask, is_causal, scale, enable_gqa, **options)
+    call = check_call(query, key, key if value is None else value, attn_mask, is_causal, scale, enable_gqa, **options)
     rule = _rule(call, alpha, activation, bias, divide_by_count)
     if _traced():
         return _dense_statistics(call, rule)
+    if call.query.is_cuda and kernels.obstacle(call, rule) is None:
+        with torch.no_grad():
+            return row_statistics(kernels.attend(call, rule, 0.0, None, counted=True)[1], call.visibility)
     observer = StatisticsObserver(call.shape[1], call.query.device)
     observe(call.query, call.key, rule, call.visibility, call.scale, observer)
     return observer.result()
@@ -312,6 +316,9 @@ def attention_with_statistics(
     rule = _rule(call, alpha, activation, bias, divide_by_count)
     if _traced():
         return _run(call, rule, dropout_p, generator, "reference"), _dense_statistics(call, rule)
+    if call.query.is_cuda and kernels.obstacle(call, rule) is None:
+        out, rows = kernels.attend(call, rule, check_dropout(dropout_p), generator, counted=True)
+        return out, row_statistics(rows, call.visibility)
     observer = StatisticsObserver(call.shape[1], call.query.device)
     out = _run(call, rule, dropout_p, generator, "reference", observer)
     return out, observer.result()
@@ -347,7 +354,7 @@ def _run(
     if observer is None and (backend == "triton" or (backend == "auto" and call.query.is_cuda)):
         obstacle = kernels.obstacle(call, rule)
         if obstacle is None:
-            return kernels.attend(call, rule, dropout_p, generator)
+            return kernels.attend(call, rule, dropout_p, generator)[0]
         if backend == "triton":
             raise RuntimeError(f'backend="triton": {obstacle}; backend="auto" takes the plain PyTorch path')
         if not torch.compiler.is_compiling():

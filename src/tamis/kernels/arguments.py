@@ -36,6 +36,8 @@ class Arguments(NamedTuple):
     """Positions seen before the query's own, -1 = no bound; and after it, where 0 is a causal mask."""
     right: int
     dropout_p: float
+    counted: bool = False
+    """Whether support size, entropy and distance of every row are wanted."""
 
     @property
     def is_entmax(self) -> bool:
@@ -103,13 +105,27 @@ TENSORS = 13
 SCHEMA = (
     "Tensor query, Tensor key, Tensor value, Tensor? e, Tensor? row_scale, Tensor? attn_mask, Tensor? key_lengths, "
     "Tensor? alibi_slopes, Tensor? query_positions, Tensor? key_positions, Tensor? cu_q, Tensor? cu_k, Tensor? seed, "
-    "str rule, float e_value, float bias, float scale, int left, int right, float dropout_p"
+    "str rule, float e_value, float bias, float scale, int left, int right, float dropout_p, "
+    "bool counted"
 )
 
 
-def empty_results(a: Arguments, train: bool) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Memory for the output, in the layout that merges heads for free; for what only backward needs; for row states;
-    and for a bit for each tile of a long row."""
+class Results(NamedTuple):
+    """Of a forward pass."""
+
+    out: Tensor
+    out2: Tensor
+    """The average of the values under the slopes, where the backward pass needs it."""
+    rows: Tensor
+    """(m, c, n) of each row."""
+    bits: Tensor
+    """Which tiles of long rows hold weights."""
+    statistics: Tensor
+    """If counted: support size, entropy and mean distance of each row."""
+
+
+def empty_results(a: Arguments, train: bool) -> Results:
+    """Memory for the output, in the layout that merges heads for free, and for all else."""
     batch, heads, queries = a.query.shape[:3]
     shape = (batch, queries, heads, a.value.shape[3])
     out = a.query.new_empty(shape).transpose(1, 2)
@@ -117,7 +133,8 @@ def empty_results(a: Arguments, train: bool) -> tuple[Tensor, Tensor, Tensor, Te
     out2 = a.query.new_empty(shape if wanted else (0, 0, 0, 0), dtype=torch.float32).transpose(1, 2)
     rows = a.query.new_empty((3, batch, heads, queries) if a.is_entmax else (3, 0, 0, 0), dtype=torch.float32)
     bits = a.query.new_empty(a.tile_bits if a.is_long else (0, 0, 0, 0), dtype=torch.int32)
-    return out, out2, rows, bits
+    statistics = a.query.new_empty((3, batch, heads, queries) if a.counted else (3, 0, 0, 0), dtype=torch.float32)
+    return Results(out, out2, rows, bits, statistics)
 
 
 def empty_gradients(a: Arguments, with_e: bool) -> tuple[Tensor, Tensor, Tensor, Tensor]:

@@ -186,6 +186,24 @@ def _key_end(sight, b, num_k):
 
 
 @triton.jit
+def _ahead(
+    sight, b, q_first, k_first, q_start, num_q, k_start, num_k, BM: tl.constexpr, BN: tl.constexpr
+):  # fmt: skip
+    """Positions of a tile's keys less those of its queries."""
+    rows = q_first + tl.arange(0, BM)
+    cols = k_first + tl.arange(0, BN)
+    query_positions = rows + (num_k - num_q)
+    key_positions = cols
+    if sight.has_query_positions:
+        base = sight.query_positions + tl.cast(b, tl.int64) * sight.query_positions_stride + q_start
+        query_positions = tl.load(base + rows, mask=rows < num_q, other=0).to(tl.int32)
+    if sight.has_key_positions:
+        base = sight.key_positions + tl.cast(b, tl.int64) * sight.key_positions_stride + k_start
+        key_positions = tl.load(base + cols, mask=cols < num_k, other=0).to(tl.int32)
+    return key_positions[None, :] - query_positions[:, None]
+
+
+@triton.jit
 def _scores(
     q, k, scale, sight, b, h, q_first, k_first, q_start, num_q, k_start, num_k, key_end, PRECISION: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr, HIDDEN: tl.constexpr = True, RAW: tl.constexpr = False
@@ -200,17 +218,10 @@ def _scores(
         s *= scale
     rows = q_first + tl.arange(0, BM)
     cols = k_first + tl.arange(0, BN)
-    query_positions = rows + (num_k - num_q)
-    key_positions = cols
-    if sight.has_query_positions:
-        base = sight.query_positions + tl.cast(b, tl.int64) * sight.query_positions_stride + q_start
-        query_positions = tl.load(base + rows, mask=rows < num_q, other=0).to(tl.int32)
-    if sight.has_key_positions:
-        base = sight.key_positions + tl.cast(b, tl.int64) * sight.key_positions_stride + k_start
-        key_positions = tl.load(base + cols, mask=cols < num_k, other=0).to(tl.int32)
+    ahead = _ahead(sight, b, q_first, k_first, q_start, num_q, k_start, num_k, BM, BN)
     if sight.has_slopes:
         slope = tl.load(sight.slopes + b * sight.slopes_stride + h)
-        s -= slope * tl.abs(key_positions[None, :] - query_positions[:, None]).to(tl.float32)
+        s -= slope * tl.abs(ahead).to(tl.float32)
     if sight.mask_kind > 0:
         base = sight.mask + tl.cast(b, tl.int64) * sight.mask_strides[0] + tl.cast(h, tl.int64) * sight.mask_strides[1]
         base += (k_start + k_first) * sight.mask_strides[3]
@@ -227,12 +238,10 @@ def _scores(
             s += mask.to(tl.float32)
     if HIDDEN:
         seen = (cols < key_end)[None, :]
-        if sight.has_left or sight.has_right:
-            ahead = key_positions[None, :] - query_positions[:, None]
-            if sight.has_left:
-                seen = seen & (ahead >= -sight.left)
-            if sight.has_right:
-                seen = seen & (ahead <= sight.right)
+        if sight.has_left:
+            seen = seen & (ahead >= -sight.left)
+        if sight.has_right:
+            seen = seen & (ahead <= sight.right)
         s = tl.where(seen, s, float("-inf"))
     return s
 
@@ -525,6 +534,23 @@ def _add_output(
 
 
 @triton.jit
+def _count(counts, s, m, c, e, unit, bias, ahead, RULE: tl.constexpr, NORMALISED: tl.constexpr, RAW: tl.constexpr,
+           FAST: tl.constexpr):  # fmt: skip
+    """Add a tile to the rows' support size and sums of r, r ln r and r times the distance."""
+    support, total, logs, distance = counts
+    if NORMALISED:
+        x, v, log_x = _entmax(s, m, c, None, e, unit, RULE, RAW, FAST)
+        r = v * x
+    else:
+        r, v = _activation(s * unit + bias, RULE)
+    support += tl.sum((r != 0.0).to(tl.int32), 1)
+    total += tl.sum(r, 1)
+    logs += tl.sum(tl.where(r > 0.0, r * tl.log(tl.where(r > 0.0, r, 1.0)), 0.0), 1)
+    distance += tl.sum(r * tl.abs(ahead).to(tl.float32), 1)
+    return support, total, logs, distance
+
+
+@triton.jit
 def _solve_start(
     top, m, c, alive, e, unit, RULE: tl.constexpr, TILES: tl.constexpr, RAW: tl.constexpr, FAST: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr
@@ -543,13 +569,13 @@ def _solve_start(
 
 @triton.jit(do_not_specialize=(*LENGTHS, "num_blocks"))
 def forward(
-    Q, K, V, OUT, O2, M, C, N, LISTS, COUNTS, SCALES, E, sight, dropout, packed,
+    Q, K, V, OUT, O2, M, C, N, STATISTICS, LISTS, COUNTS, SCALES, E, sight, dropout, packed,
     q_strides, k_strides, v_strides, o_strides, scales_strides, e_value, scale, bias,
     H, GROUPS, num_q, num_k, num_blocks,
     D: tl.constexpr, DW: tl.constexpr, DV: tl.constexpr, DVW: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
     RULE: tl.constexpr, NORMALISED: tl.constexpr, HAS_E: tl.constexpr, HAS_SCALES: tl.constexpr, TILES: tl.constexpr,
-    LISTED: tl.constexpr, KEEP_O2: tl.constexpr, TOLERANCE: tl.constexpr, RAW: tl.constexpr, FAST: tl.constexpr,
-    PRECISION: tl.constexpr
+    LISTED: tl.constexpr, KEEP_O2: tl.constexpr, COUNTED: tl.constexpr, TOLERANCE: tl.constexpr, RAW: tl.constexpr,
+    FAST: tl.constexpr, PRECISION: tl.constexpr
 ):  # fmt: skip
     unit = scale if RAW else 1.0  # times which scores are what they are
     program = tl.program_id(0)
@@ -557,6 +583,7 @@ def forward(
     b = program // (num_blocks * H)
     head = b * H + h
     row = tl.cast(head, tl.int64) * num_q + tl.arange(0, BM)
+    all_rows = tl.cast(tl.num_programs(0) // num_blocks, tl.int64) * num_q
     block, q_start, num_q, k_start, num_k = _place(program % num_blocks, num_q, num_k, packed, BM, False)
     q_first = block * BM
     if q_first >= num_q:
@@ -644,8 +671,13 @@ def forward(
         tl.store(C + row, c, mask=present)
     total = tl.zeros((BM,), tl.float32)
     slope = tl.zeros((BM,), tl.float32)
+    nothing = tl.zeros((BM,), tl.float32)
+    counts = (tl.zeros((BM,), tl.int32), nothing, nothing, nothing)
     if TILES > 0:
         for i in tl.static_range(TILES):
+            if COUNTED:
+                ahead = _ahead(sight, b, q_first, low + i * BN, q_start, num_q, k_start, num_k, BM, BN)
+                counts = _count(counts, tiles[i], m, c, e, unit, bias, ahead, RULE, NORMALISED, RAW, FAST)
             value = _load(values, low + i * BN, key_end, v_strides, DV, BN, DVW)
             out, out2, total, slope = _add_output(
                 out, out2, total, slope, tiles[i], m, c, e, unit, bias, value, dropout, head, q_token, low + i * BN,
@@ -660,11 +692,21 @@ def forward(
                     q, k, scale, sight, b, h, q_first, first, q_start, num_q, k_start, num_k, key_end, PRECISION,
                     BM, BN, part == 0, RAW
                 )  # fmt: skip
+                if COUNTED:
+                    ahead = _ahead(sight, b, q_first, first, q_start, num_q, k_start, num_k, BM, BN)
+                    counts = _count(counts, tile, m, c, e, unit, bias, ahead, RULE, NORMALISED, RAW, FAST)
                 value = _load(values, first, key_end, v_strides, DV, BN, DVW)
                 out, out2, total, slope = _add_output(
                     out, out2, total, slope, tile, m, c, e, unit, bias, value, dropout, head, q_token, first,
                     RULE, NORMALISED, KEEP_O2, RAW, FAST, PRECISION, BM, BN
                 )  # fmt: skip
+    if COUNTED:
+        support, mass, logs, distance = counts
+        inverse = _inverse(mass)
+        tl.store(STATISTICS + row, support.to(tl.float32), mask=present)
+        entropy = tl.where(mass > 0.0, tl.log(tl.where(mass > 0.0, mass, 1.0)) - logs * inverse, 0.0)
+        tl.store(STATISTICS + all_rows + row, entropy, mask=present)
+        tl.store(STATISTICS + 2 * all_rows + row, distance * inverse, mask=present)
     n = tl.full((BM,), 1.0, tl.float32)
     if NORMALISED:
         n = _inverse(total)

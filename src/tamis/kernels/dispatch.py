@@ -72,8 +72,10 @@ def unwatched(x: Tensor) -> bool:
     return torch._C._len_torch_dispatch_stack() == 0
 
 
-def attend(call: Call, rule: Rule, dropout_p: float, generator: torch.Generator | None) -> Tensor:
-    """The output of a call without an obstacle."""
+def attend(
+    call: Call, rule: Rule, dropout_p: float, generator: torch.Generator | None, counted: bool = False
+) -> tuple[Tensor, Tensor]:
+    """The output of a call without an obstacle; if `counted` also support size, entropy and distance, (3, B, H, Lq)."""
     from tamis.kernels import ops
 
     visibility = call.visibility
@@ -101,6 +103,7 @@ def attend(call: Call, rule: Rule, dropout_p: float, generator: torch.Generator 
         left=left,
         right=0 if visibility.is_causal else right,
         dropout_p=dropout_p,
+        counted=counted,
     )
     inputs = (call.query, call.key, call.value, e)
     train = torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in inputs)

@@ -13,7 +13,7 @@ from torch import Tensor
 from triton.compiler import CompiledKernel
 
 from tamis.kernels import attend
-from tamis.kernels.arguments import TENSORS, Arguments, empty_gradients, empty_results
+from tamis.kernels.arguments import TENSORS, Arguments, Results, empty_gradients, empty_results
 
 
 class Tiles(NamedTuple):
@@ -82,14 +82,12 @@ def _power_of_two(n: int) -> int:
     return max(16, triton.next_power_of_2(n))
 
 
-def forward(a: Arguments, train: bool) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """The output, the average of the values under the slopes where the backward pass needs it, (m, c, n), and which
-    tiles of long rows hold weights."""
-    out, out2, rows, bits = empty_results(a, train)
+def forward(a: Arguments, train: bool) -> Results:
+    results = out, out2, rows, bits, statistics = empty_results(a, train)
     if out.numel() == 0 or a.key.shape[2] == 0:
-        return out.zero_(), out2.zero_(), rows.zero_(), bits.zero_()
+        return Results(*(x.zero_() for x in results))
     if a.cu_q is not None:
-        out.zero_()  # tokens may follow the last packed sequence
+        out.zero_(), statistics.zero_()  # tokens may follow the last packed sequence
 
     if a.is_long:
         _scan(a, rows, bits)
@@ -98,13 +96,14 @@ def forward(a: Arguments, train: bool) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         tiles = forward_tiles(a)
         blocks = _query_blocks(a, tiles)
         constants = {"TILES": tiles.kept, "KEEP_O2": out2.numel() > 0, "TOLERANCE": _tolerance(a), "LISTED": a.is_long}
+        constants["COUNTED"] = a.counted
         strided = (a.query, a.key, a.value, out)
         return Plan(attend.forward, a, tiles, blocks * _heads(a), strided, constants, (blocks,))
 
     _planned(("forward", train, _layout(a)), plan).launch(
-        a, (a.query, a.key, a.value, out, out2, *rows, *_listed(a, bits, by_key=False), a.row_scale, a.e)
+        a, (a.query, a.key, a.value, out, out2, *rows, statistics, *_listed(a, bits, by_key=False), a.row_scale, a.e)
     )
-    return out, out2, rows, bits
+    return results
 
 
 def _scan(a: Arguments, rows: Tensor, bits: Tensor) -> None:

@@ -11,7 +11,7 @@ from tamis.kernels.arguments import SCHEMA, Arguments, empty_gradients, empty_re
 from tamis.kernels.dispatch import unwatched
 
 
-def _forward(*arguments: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def _forward(*arguments: Any) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     from tamis.kernels import launch
 
     with torch.cuda.device_of(arguments[0]):  # Triton launches on the current device
@@ -22,12 +22,12 @@ attend_forward = torch.library.custom_op(
     "tamis::attend_forward",
     _forward,
     mutates_args=(),
-    schema=f"({SCHEMA}, bool train) -> (Tensor, Tensor, Tensor, Tensor)",
+    schema=f"({SCHEMA}, bool train) -> (Tensor, Tensor, Tensor, Tensor, Tensor)",
 )
 
 
 @attend_forward.register_fake
-def _(*arguments: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def _(*arguments: Any) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     return empty_results(Arguments(*arguments[:-1]), arguments[-1])
 
 
@@ -52,27 +52,29 @@ def _(*arguments: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     return empty_gradients(Arguments(*arguments[:-5]), arguments[-1])
 
 
-def attend(arguments: Arguments, train: bool) -> Tensor:
-    """The output, with a gradient if `train`."""
+def attend(arguments: Arguments, train: bool) -> tuple[Tensor, Tensor]:
+    """The output, with a gradient if `train`, and the rows' statistics, if they are counted."""
     if train:
         return Attend.apply(*arguments, train)
     forward = _forward if unwatched(arguments.query) else attend_forward
-    return forward(*arguments, train)[0]
+    out, *_, statistics = forward(*arguments, train)
+    return out, statistics
 
 
 class Attend(torch.autograd.Function):
     """The two operations as one with a gradient: `register_autograd` would cost a third of a millisecond per call."""
 
     @staticmethod
-    def forward(ctx: Any, *arguments: Any) -> Tensor:
-        out, out2, rows, bits = (_forward if unwatched(arguments[0]) else attend_forward)(*arguments)
+    def forward(ctx: Any, *arguments: Any) -> tuple[Tensor, Tensor]:
+        out, out2, rows, bits, statistics = (_forward if unwatched(arguments[0]) else attend_forward)(*arguments)
         ctx.save_for_backward(out2, rows, bits, *(x if isinstance(x, Tensor) else None for x in arguments))
         ctx.others = [None if isinstance(x, Tensor) else x for x in arguments[:-1]]
-        return out
+        ctx.mark_non_differentiable(statistics)
+        return out, statistics
 
     @staticmethod
     @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> Any:
+    def backward(ctx: Any, grad: Tensor, _: Tensor) -> Any:
         out2, rows, bits, *tensors = ctx.saved_tensors
         arguments = [x if x is not None else other for x, other in zip(tensors, ctx.others, strict=False)]
         with_e = ctx.needs_input_grad[3]
