@@ -93,6 +93,17 @@ def test_mass_is_one_on_adversarial_rows(alpha, n, dtype):
     torch.testing.assert_close(out.float(), torch.ones_like(out, dtype=torch.float32), rtol=0.0, atol=tolerance)
 
 
+def test_keys_beyond_what_16_bits_count():
+    key = torch.randn(1, 2, 40_000, 64, device="cuda")
+    query = key[:, :, -300:].clone()  # attends to the last of them
+    value = torch.randn(1, 2, 40_000, 64, device="cuda", requires_grad=True)
+    out = tamis.entmax_attention(query, key, value, backend="triton")
+    out.sum().backward()
+    weights = tamis.functional.attention_weights(query.double(), key.double())
+    torch.testing.assert_close(out.double(), weights @ value.double(), rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(value.grad[..., 0].double(), weights.sum(2), rtol=1e-4, atol=1e-4)
+
+
 def tensors(length=100, heads=4, dim=64, dtype=torch.bfloat16, **options):
     return [torch.randn(2, heads, length, dim, device="cuda", dtype=dtype, **options) for _ in range(3)]
 
