@@ -32,6 +32,7 @@ LAYERS = [
     "config",
     "runs",
     "task_runs",
+    "language_runs",
     "bench",
     "demo",
     "cli",

@@ -8,10 +8,12 @@ import subprocess
 import sys
 import time
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
 
+from tamis import runs as stages
 from tamis.analysis import read_arrays, shown_sentences
 from tamis.cli import app
 from tamis.config import read_recipe
@@ -152,6 +154,36 @@ def test_analysis(runs):
         assert set(shown_sentences(arrays)) == {0, 1, 2, 3}
         for path in (run / "analysis.json", run / "analysis.npz"):
             path.unlink()
+
+
+def test_heads_are_observed_on_pairs_that_stand_for_all(runs, place, monkeypatch):
+    """Batches are sorted by length, so the first ones do not."""
+    monkeypatch.setattr(stages, "OBSERVED_TOKENS", 100)
+    used = {"importance": [], "density": []}
+    score, look = stages.translation_likelihood, stages.observe
+
+    def scored(model, batches, **options):
+        used["importance"] = list(batches)
+        return score(model, batches, **options)
+
+    def observed(model, batch, *rest):
+        used["density"].append(batch)
+        look(model, batch, *rest)
+
+    monkeypatch.setattr(stages, "translation_likelihood", scored)
+    monkeypatch.setattr(stages, "observe", observed)
+    analyze_run(runs["entmax"], device="cpu", say=lambda text: None, shown=1)
+    short = read_recipe(place / "tiny.toml", ["training.steps=1", "training.checkpoint_every=1"], "entmax")
+    train_run(short, place / "observed", "cpu", Display(quiet=True))
+    valid = prepare_run(short, lambda text: None).corpus("valid")
+    sizes = np.maximum(valid.source_lengths, valid.target_lengths) + 1
+    for batches in used.values():
+        chosen = [index for batch in batches for index in batch.indices]
+        assert 0.5 * 100 < sizes[chosen].sum() < 1.5 * 100 < sizes.sum()
+        assert sizes[chosen].mean() == pytest.approx(sizes.mean(), rel=0.1)
+        assert sizes[chosen].min() < np.quantile(sizes, 0.25) <= np.quantile(sizes, 0.75) < sizes[chosen].max()
+    for name in ("analysis.json", "analysis.npz"):
+        (runs["entmax"] / name).unlink()
 
 
 def test_comparison(runs, tmp_path):

@@ -79,6 +79,7 @@ def demo(output: Path = Path("demo"), quick: bool = False) -> None:
 def prepare(recipe: Path, arm: Arm = None, overrides: Overrides = []) -> None:  # noqa: B006
     """Build the vocabularies and the indexed corpora of a recipe, and report the lines that cannot be used."""
     from tamis.config import read_recipe
+    from tamis.language_runs import is_language, prepare_language, read_language_recipe
     from tamis.runs import prepare_run
 
     said: list[str] = []
@@ -87,7 +88,11 @@ def prepare(recipe: Path, arm: Arm = None, overrides: Overrides = []) -> None:  
         said.append(text)
         print(text)
 
-    prepared = prepare_run(read_recipe(recipe, overrides, arm), say)
+    prepared: Any
+    if is_language(recipe):
+        prepared = prepare_language(read_language_recipe(recipe, overrides, arm), say)
+    else:
+        prepared = prepare_run(read_recipe(recipe, overrides, arm), say)
     for split in ("train", "valid"):
         report = f"{split}: {prepared.corpus(split).report.describe()}"
         if report not in said:  # it was built earlier
@@ -103,13 +108,23 @@ def train(
     overrides: Overrides = [],  # noqa: B006
     device: Device = None,
 ) -> None:
-    """Train a model; the same command goes on after an interruption, to the bit.  Works under torchrun."""
+    """Train a model; the same command goes on after an interruption, to the bit.  Works under torchrun.
+
+    A recipe with a [data] section is for translation, one with a [text] section for a language model.
+    """
     from tamis.config import read_recipe
+    from tamis.language_runs import is_language, read_language_recipe, train_language
     from tamis.runs import train_run
 
-    loaded = read_recipe(recipe, overrides, arm)
-    folder = output or Path("runs") / "-".join(part for part in (loaded.name, arm) if part)
-    train_run(loaded, folder, device)
+    def folder(name: str) -> Path:
+        return output or Path("runs") / "-".join(part for part in (name, arm) if part)
+
+    if is_language(recipe):
+        language = read_language_recipe(recipe, overrides, arm)
+        train_language(language, folder(language.name), device)
+    else:
+        loaded = read_recipe(recipe, overrides, arm)
+        train_run(loaded, folder(loaded.name), device)
 
 
 @command(app)
@@ -142,23 +157,68 @@ def translate(
 
 
 @command(app)
-def evaluate(
-    runs: list[Path],
+def generate(
+    run: Annotated[Path, typer.Argument(help="A run folder or a model folder, of a language model.")],
+    files: Annotated[list[Path], typer.Argument(help="Prompts, one a line; standard input by default.")] = [],  # noqa: B006
+    prompt: Annotated[list[str], typer.Option(help="A prompt; may be repeated.  Nothing else is read then.")] = [],  # noqa: B006
+    output: Annotated[Path | None, typer.Option(help="Standard output by default.")] = None,
     overrides: Annotated[
-        list[str], typer.Option("--set", metavar="KEY=VALUE", help="Change decoding: beam=10, length_penalty=0.6 ...")
+        list[str],
+        typer.Option(
+            "--set", metavar="KEY=VALUE", help="Change decoding: max_length=64, top_p=0.9, n_best=3, seed=7 ..."
+        ),
     ] = [],  # noqa: B006
     device: Device = None,
 ) -> None:
-    """Score runs on the test set of their recipe: BLEU, chrF, likelihood, attention, and AER where there is gold."""
+    """Continue texts with a language model, each as a line; an empty prompt begins a document."""
+    from tamis.config import read_settings
+    from tamis.decoding import TextGenerator
+    from tamis.decoding.translator import SPACED
+
+    settings = read_settings(overrides)
+    generator = TextGenerator.load(run, device)
+    generator.settings(settings)
+    with _writer(output) as out:
+        for line in prompt or _lines(files):
+            for found in generator.generate([line], **settings)[0]:
+                out.write(found.text.translate(SPACED) + "\n")
+            out.flush()
+
+
+@command(app)
+def evaluate(
+    runs: list[Path],
+    overrides: Annotated[
+        list[str],
+        typer.Option(
+            "--set",
+            metavar="KEY=VALUE",
+            help="Change decoding: beam=10 ...; or the evaluation of a language model: lengths=[512,4096] ...",
+        ),
+    ] = [],  # noqa: B006
+    device: Device = None,
+) -> None:
+    """Score runs on the test set of their recipe: BLEU, chrF, likelihood, attention, and AER where there is gold.
+
+    Of language models: perplexity by place and by length, and how often a pass key is found.
+    """
     from tamis.config import read_settings
     from tamis.decoding import DecodingConfig
+    from tamis.evaluation import LanguageConfig
+    from tamis.language_runs import evaluate_language, is_language
     from tamis.runs import evaluate_run
 
     settings = read_settings(overrides)
-    DecodingConfig.from_dict({**DecodingConfig().to_dict(), **settings})
-    for run in runs:
+    kinds: dict[bool, type[Any]] = {False: DecodingConfig, True: LanguageConfig}
+    languages = [is_language(run) for run in runs]
+    for language in set(languages):
+        kinds[language].from_dict({**kinds[language]().to_dict(), **settings})
+    for run, language in zip(runs, languages, strict=True):
         print(run)
-        evaluate_run(run, device, decoding=settings)
+        if language:
+            evaluate_language(run, device, settings=settings)
+        else:
+            evaluate_run(run, device, decoding=settings)
 
 
 @command(app)
@@ -181,7 +241,7 @@ def analyze(
 
 @command(app)
 def report(
-    runs: Annotated[list[Path], typer.Argument(help="Folders of analysed runs, shown side by side.")],
+    runs: Annotated[list[str], typer.Argument(help="Folders of analysed runs, or NAME=RUN to call one so.")],
     output: Path = Path("report.html"),
     title: str = "Tamis report",
 ) -> None:
@@ -191,20 +251,21 @@ def report(
     """
     from tamis.runs import report_runs
 
-    report_runs(runs, output, title)
+    report_runs(_folders(runs), output, title)
     print(f"{output}: {output.stat().st_size / 1e6:.1f} MB")
 
 
 @command(app)
 def plot(
-    runs: Annotated[list[Path], typer.Argument(help="Folders of analysed runs, drawn together.")],
+    runs: Annotated[list[str], typer.Argument(help="Folders of analysed runs, or NAME=RUN to call one so.")],
     output: Annotated[Path, typer.Option(help="The folder for the figures.")] = Path("figures"),
     suffix: Annotated[str, typer.Option("--format", help="pdf, svg or png.")] = "pdf",
+    dpi: Annotated[int, typer.Option(help="Dots per inch of a png.")] = 150,
 ) -> None:
     """Draw the papers' figures of runs with matplotlib: alphas, densities, diversity, positions, one head."""
     from tamis.runs import plot_runs
 
-    for path in plot_runs(runs, output, suffix):
+    for path in plot_runs(_folders(runs), output, suffix, dpi):
         print(path)
 
 
@@ -216,18 +277,7 @@ def compare(
     """Paired bootstrap between evaluated runs, the seeds of a system pooled."""
     from tamis.runs import compare_runs
 
-    named: dict[str, list[Path]] = {}
-    for system in systems:
-        name, _, listed = system.partition("=")
-        folders = listed.split(",")
-        if not name or not all(folders):
-            raise ValueError(f"a system is NAME=RUN[,RUN...], got {system!r}")
-        if name in named:
-            raise ValueError(f"each system has a name of its own, got {name!r} twice: NAME=RUN,RUN pools runs")
-        if len({Path(folder).resolve() for folder in folders}) < len(folders):
-            raise ValueError(f"each run counts once in a system, got one twice in {system!r}")
-        named[name] = [Path(folder) for folder in folders]
-    print(compare_runs(named, baseline).describe())
+    print(compare_runs(_systems(systems), baseline).describe())
 
 
 @command(bench, "transforms")
@@ -346,6 +396,22 @@ def evaluate_task(
         evaluate_task(run, device, settings=read_settings(overrides))
 
 
+@command(tasks, "demo")
+def demo_tasks(
+    output: Annotated[Path, typer.Option(help="A folder.")] = Path("demo/lengths"),
+    seeds: Annotated[int, typer.Option(help="How often to train each model; the mean is shown.")] = 1,
+    quick: bool = False,
+) -> None:
+    """Train softmax and ASEntmax on short sequences, and see which of them still does the task on longer ones.
+
+    Two minutes on two cores, nothing to download.  --quick takes seconds and learns nothing: it shows that everything
+    works.
+    """
+    from tamis.demo.lengths import run
+
+    run(output, seeds, quick)
+
+
 @command(tasks, "plot")
 def plot_tasks(
     runs: Annotated[list[Path], typer.Argument(help="Folders of evaluated runs of one task.")],
@@ -356,6 +422,35 @@ def plot_tasks(
 
     plot_tasks(runs, output)
     print(output)
+
+
+def _systems(texts: list[str]) -> dict[str, list[Path]]:
+    """Of NAME=RUN[,RUN...]"""
+    named: dict[str, list[Path]] = {}
+    for text in texts:
+        name, _, listed = text.partition("=")
+        folders = listed.split(",")
+        if not name or not all(folders):
+            raise ValueError(f"a system is NAME=RUN[,RUN...], got {text!r}")
+        if name in named:
+            raise ValueError(f"each system has a name of its own, got {name!r} twice: NAME=RUN,RUN pools runs")
+        if len({Path(folder).resolve() for folder in folders}) < len(folders):
+            raise ValueError(f"each run counts once in a system, got one twice in {text!r}")
+        named[name] = [Path(folder) for folder in folders]
+    return named
+
+
+def _folders(texts: list[str]) -> list[Path] | dict[str, Path]:
+    """Of RUN..., or of NAME=RUN... by name."""
+    named = ["=" in text and not Path(text).exists() for text in texts]
+    if not any(named):
+        return [Path(text) for text in texts]
+    if not all(named):
+        raise ValueError(f"either all runs are NAME=RUN or none is, got {' '.join(texts)}")
+    systems = _systems(texts)
+    if pooled := [name for name, folders in systems.items() if len(folders) > 1]:
+        raise ValueError(f"runs are shown one by one, got several for {', '.join(pooled)}")
+    return {name: folder for name, (folder,) in systems.items()}
 
 
 def _lines(files: list[Path]) -> Iterator[str]:

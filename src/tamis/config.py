@@ -16,7 +16,7 @@ from __future__ import annotations
 import datetime
 import json
 import tomllib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -47,8 +47,7 @@ class Recipe(Config):
 
     def __post_init__(self) -> None:
         strings(self, "name", "description")
-        if not self.name or self.name.startswith(".") or "/" in self.name:
-            raise ValueError(f"name must be one that a folder can have, without / or a leading dot, got {self.name!r}")
+        check_name(self.name)
         model = model_settings(self.model, vocab_size=1)
         if model.position == "learned" and model.max_length < self.data.max_length:
             raise ValueError(
@@ -69,6 +68,15 @@ class Recipe(Config):
     def to_toml(self) -> str:
         """As a file that `read_recipe` reads back."""
         return as_toml(self)
+
+    def settings(self) -> dict[str, Any]:
+        return flat_settings(self, model_settings(self.model, vocab_size=1))
+
+
+def check_name(name: str) -> None:
+    """Of a recipe."""
+    if not name or name.startswith(".") or "/" in name:
+        raise ValueError(f"name must be one that a folder can have, without / or a leading dot, got {name!r}")
 
 
 def read_recipe(path: str | Path, overrides: Sequence[str] = (), arm: str | None = None) -> Recipe:
@@ -110,6 +118,17 @@ def as_toml(recipe: Config) -> str:
         lines += ["", f"[{name}]"]
         lines += [f"{key} = {_toml(value)}" for key, value in settings.items() if value is not None]
     return "\n".join(lines) + "\n"
+
+
+def flat_settings(recipe: Config, model: Config, *left_out: str) -> dict[str, Any]:
+    """All settings of a recipe but those of some sections, as section.key; those of the model with its defaults."""
+    sections = {**recipe.to_dict(), "model": model.to_dict()}
+    return {
+        f"{section}.{key}": value
+        for section, table in sections.items()
+        if isinstance(table, dict) and section not in left_out
+        for key, value in table.items()
+    }
 
 
 def arms_of(path: str | Path) -> list[str]:
@@ -172,19 +191,31 @@ def _build(tables: dict[str, Any]) -> Recipe:
         "decoding": DecodingConfig,
     }
     values = dict(tables)
+    if "text" in values and "data" not in values:
+        raise ValueError("this is the recipe of a language model, with a [text] section; translation has a [data] one")
     for section in ("name", "data"):
         if section not in values:
             raise ValueError(f"a recipe needs {section!r}")
+    return Recipe.from_dict(build_sections(values, kinds))
+
+
+def build_sections(
+    tables: Mapping[str, Any], kinds: Mapping[str, type[Config]], defaults: Mapping[str, dict[str, Any]] | None = None
+) -> dict[str, Any]:
+    """The tables of a recipe, with each section that has a class of its own built by that; what is not there is empty.
+
+    `defaults` are settings of sections that stand in front of what the recipe says.
+    """
+    values = dict(tables)
     for section in (*kinds, "model"):
-        if not isinstance(values.get(section, {}), dict):
+        if not isinstance(values.setdefault(section, {}), dict):
             raise ValueError(f"{section} must be a section, got {values[section]!r}")
     for section, kind in kinds.items():
-        if section in values:
-            try:
-                values[section] = kind.from_dict(values[section])
-            except TypeError as error:  # a setting without a default is missing
-                raise ValueError(f"[{section}] {error}") from error
-    return Recipe.from_dict(values)
+        try:
+            values[section] = kind.from_dict({**(defaults or {}).get(section, {}), **values[section]})
+        except TypeError as error:  # a setting without a default is missing
+            raise ValueError(f"[{section}] {error}") from error
+    return values
 
 
 def model_settings(settings: dict[str, Any], **sizes: Any) -> Seq2SeqConfig:

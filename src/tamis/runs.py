@@ -10,15 +10,12 @@ report.html, figures                                              report_runs, p
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
 import json
 import math
-import shutil
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -34,7 +31,7 @@ from tamis.analysis.metrics import AttentionMetrics
 from tamis.analysis.nulls import null_signal
 from tamis.analysis.tokens import Sentences
 from tamis.config import SITES, Recipe, model_settings, read_recipe
-from tamis.data.batching import Batch, Updates, collate
+from tamis.data.batching import Batch, Updates, collate, split_batch, spread
 from tamis.data.corpus import Limits, ParallelCorpus, build_corpus
 from tamis.data.files import replacing
 from tamis.data.prepare import Prepared, Say, prepare
@@ -49,32 +46,18 @@ from tamis.models.pretrained import WEIGHTS, PretrainedModel
 from tamis.models.seq2seq import Seq2Seq
 from tamis.nn.modes import evaluating
 from tamis.report import ReportRun, content, page
-from tamis.training.distributed import Process, process
-from tamis.training.guards import alone_in, memory_explained
+from tamis.training.distributed import Process
+from tamis.training.guards import memory_explained
 from tamis.training.journal import Display, Record, read_journal
+from tamis.training.session import MODEL, RECIPE, Save, leader_first, train_in
 from tamis.training.trainer import Trainer
 from tamis.training.translation import TranslationTask
 
-RECIPE, METRICS, MODEL = "config.toml", "metrics.jsonl", "model"
+METRICS = "metrics.jsonl"
 EVALUATION, HYPOTHESES, ANALYSIS, ARRAYS = "evaluation.json", "test.hypotheses.txt", "analysis.json", "analysis.npz"
-MAY_CHANGE = {
-    "training": {
-        "steps",
-        "patience",
-        "keep",
-        "average",
-        "log_every",
-        "tensorboard",
-        "device_tokens",
-        "compile",
-        "cuda_graphs",
-    },
-    "data": {"test", "gold", "folder"},
-    "decoding": {field.name for field in dataclasses.fields(DecodingConfig)},
-}
-"""Settings that a run may go on with after they were changed."""
 OBSERVED_TOKENS = 4096
-"""Of the validation set, for the densities shown while training and for silencing each head in turn."""
+"""Of a sample that stands for the validation set: for the densities shown while training and for silencing each head in
+turn."""
 SHOWN = 32
 """Sentences whose weights an analysis keeps to look at."""
 
@@ -87,27 +70,19 @@ def prepare_run(recipe: Recipe, say: Say = print) -> Prepared:
 
 def train_run(recipe: Recipe, folder: Path, device: str | None = None, display: Display | None = None) -> Path:
     """Train, from where an earlier call was interrupted if one was; returns the folder of the model."""
-    with ExitStack() as stack:
-        own = stack.enter_context(process(device))
-        display = display or Display(quiet=not own.leads)
-        if own.leads:
-            folder.mkdir(parents=True, exist_ok=True)
-            stack.enter_context(alone_in(folder))
-            _check_recipe(recipe, folder)
-            prepared = prepare_run(recipe, display.say)
-        own.wait()
-        if not own.leads:
-            prepared = prepare_run(recipe, lambda text: None)
+
+    def build(own: Process, display: Display) -> tuple[Trainer, Save]:
+        prepared = leader_first(own, display, lambda say: prepare_run(recipe, say))
         trainer = _trainer(recipe, prepared, folder, own, display)
-        if own.leads:
-            with replacing(folder / RECIPE) as file:
-                file.write(recipe.to_toml().encode())
-        trainer.run()
-        if own.leads:
-            export(trainer, recipe, prepared, folder / MODEL)
-            display.say(f"model: {folder / MODEL}")
-        own.wait()
-    return folder / MODEL
+
+        def save(model_folder: Path) -> None:
+            model = Seq2Seq(recipe.model_config(prepared))
+            model.load_state_dict(trainer.final_weights(), strict=False)
+            translator(recipe, prepared, model).save(model_folder)
+
+        return trainer, save
+
+    return train_in(folder, recipe, read_recipe, build, device, display)
 
 
 def _trainer(recipe: Recipe, prepared: Prepared, folder: Path, own: Process, display: Display) -> Trainer:
@@ -127,19 +102,6 @@ def _trainer(recipe: Recipe, prepared: Prepared, folder: Path, own: Process, dis
         score=validation.bleu if recipe.training.monitor == "bleu" else None,
         observe=validation.density,
     )
-
-
-def export(trainer: Trainer, recipe: Recipe, prepared: Prepared, folder: Path) -> None:
-    """Write the final weights as a folder that `Translator.load` reads, whole or not at all."""
-    model = Seq2Seq(recipe.model_config(prepared))
-    model.load_state_dict(trainer.final_weights(), strict=False)
-    draft = folder.with_name(f".{folder.name}.draft")
-    shutil.rmtree(draft, ignore_errors=True)
-    translator(recipe, prepared, model).save(draft)
-    if folder.is_symlink() or folder.is_file():
-        folder.unlink()
-    shutil.rmtree(folder, ignore_errors=True)
-    draft.rename(folder)
 
 
 def translator(recipe: Recipe, prepared: Prepared, model: Seq2Seq) -> Translator:
@@ -164,15 +126,16 @@ class _Validation:
         return score_translations(found, [pair.target for pair in self.pairs], samples=1).bleu.score
 
     def density(self, model: PretrainedModel) -> Record:
-        alone = Process(0, 1, self.own.device)
-        metrics, tokens = AttentionMetrics(), 0
-        for batch in self.task.validation(alone):
+        metrics = AttentionMetrics()
+        for batch in self.task.sample(OBSERVED_TOKENS):
             observe(model, batch.to(self.own.device), self.prepared.target_vocabulary.pad_id, metrics)
-            tokens += batch.num_tokens
-            if tokens >= OBSERVED_TOKENS:
-                break
-        sites = {site: list(found.density) for site, found in metrics.results().items()}
-        return {"density": metrics.summary()["all"]["density"], "densities": sites}
+        return density_record(metrics)
+
+
+def density_record(metrics: AttentionMetrics) -> Record:
+    """For the journal: the mean density, and that of every head."""
+    sites = {site: list(found.density) for site, found in metrics.results().items()}
+    return {"density": metrics.summary()["all"]["density"], "densities": sites}
 
 
 def observe(model: PretrainedModel, batch: Batch, pad_id: int, metrics: AttentionMetrics) -> None:
@@ -236,19 +199,22 @@ def _teacher_forced(loaded: Translator, pairs: Sequence[Pair]) -> dict[str, Any]
     pad_id = loaded.target_vocabulary.pad_id
     metrics = AttentionMetrics()
     with tempfile.TemporaryDirectory() as scratch:
-        batches = list(_batches(loaded, pairs, Path(scratch)))
+        batches, _ = _batches(loaded, pairs, Path(scratch))
     likelihood = translation_likelihood(loaded.model, batches, pad_id=pad_id, alpha=loaded.decoding.alpha)
     for batch in batches:
         observe(loaded.model, batch.to(loaded.device), pad_id, metrics)
     return {"likelihood": likelihood.to_dict(), "attention": metrics.to_dict()}
 
 
-def _batches(loaded: Translator, pairs: Sequence[Pair], scratch: Path) -> Iterator[Batch]:
+def _batches(loaded: Translator, pairs: Sequence[Pair], scratch: Path) -> tuple[list[Batch], list[Batch]]:
+    """All pairs, and a sample that stands for them."""
     vocabularies = loaded.source_vocabulary, loaded.target_vocabulary
     build_corpus(pairs, scratch, "test", *vocabularies, Limits(max_length=1 << 20, max_ratio=1e9))
     corpus = ParallelCorpus.open(scratch, "test")
-    for indices in Updates(corpus.source_lengths, corpus.target_lengths, 4096).epoch(0):
-        yield collate(corpus, indices, *vocabularies)
+    updates = Updates(corpus.source_lengths, corpus.target_lengths, OBSERVED_TOKENS)
+    sample = split_batch(spread(updates.sizes, OBSERVED_TOKENS), updates.sizes, OBSERVED_TOKENS)
+    every, some = ([collate(corpus, part, *vocabularies) for part in parts] for parts in (updates.epoch(0), sample))
+    return every, some
 
 
 def analyze_run(
@@ -259,7 +225,7 @@ def analyze_run(
     loaded = Translator.load(folder, device)
     text = recipe.data.valid if data is None else data
     with tempfile.TemporaryDirectory() as scratch:
-        batches = list(_batches(loaded, whole_text(text, recipe), Path(scratch)))
+        batches, sample = _batches(loaded, whole_text(text, recipe), Path(scratch))
     grammar = isinstance(text, str) and text.startswith("grammar:")
     languages = ("en", "de") if grammar else (recipe.data.source_language, recipe.data.target_language)
 
@@ -281,11 +247,13 @@ def analyze_run(
         result["trajectories"] = alpha_trajectories(read_journal(folder / METRICS)).to_dict()
     if any(share for site in found.sites.values() for share in site.null_share):
         result["null_signal"] = null_signal(loaded.model, sentences()).to_dict()
-    result["importance"] = _importance(loaded, batches).to_dict()
+    result["importance"] = _importance(loaded, sample).to_dict()
     if recipe.data.gold is not None:
         result["alignment"] = _alignment(loaded, gold_pairs(recipe.data.gold))
     for named in found.named_heads():
         say(f"{named.site} head {named.head}: {named.role}, {named.score:.1%}")
+    for reason in found.without():
+        say(reason)
     write_arrays(folder / ARRAYS, found.arrays())
     with replacing(folder / ANALYSIS) as file:
         file.write((json.dumps(result) + "\n").encode())
@@ -293,16 +261,11 @@ def analyze_run(
 
 
 def _importance(loaded: Translator, batches: Sequence[Batch]) -> HeadImportance:
-    """How the loss changes without each head, on the first batches."""
-    few = [batches[0]]
-    for batch in batches[1:]:
-        if sum(taken.num_tokens for taken in few) + batch.num_tokens > OBSERVED_TOKENS:
-            break
-        few.append(batch)
+    """How the loss changes without each head."""
     pad_id, alpha = loaded.target_vocabulary.pad_id, loaded.decoding.alpha
 
     def loss() -> float:
-        found = translation_likelihood(loaded.model, few, pad_id=pad_id, alpha=alpha)
+        found = translation_likelihood(loaded.model, batches, pad_id=pad_id, alpha=alpha)
         # A sparse output layer may give a token no probability at all.
         return math.log(found.epsilon_perplexity if alpha > 1.0 else found.perplexity)
 
@@ -361,23 +324,31 @@ def _scored(folder: Path, pairs: Sequence[Pair]) -> dict[str, str]:
     return {"model": model, "test": hashlib.sha256(text.encode()).hexdigest()}
 
 
-def report_runs(folders: Sequence[Path], output: Path, title: str = "Tamis report") -> None:
+Folders = Sequence[Path] | Mapping[str, Path]
+"""Of runs, which are called as the mapping says, or as their folders are."""
+
+
+def report_runs(folders: Folders, output: Path, title: str = "Tamis report") -> None:
     """One page about analysed runs side by side, with all that it needs inside; docs/report.md shows it."""
     text = page(content(analysed_runs(folders), title))
     with replacing(output) as file:
         file.write(text.encode())
 
 
-def plot_runs(folders: Sequence[Path], output: Path, suffix: str = "pdf") -> list[Path]:
+def plot_runs(folders: Folders, output: Path, suffix: str = "pdf", dpi: int = 150) -> list[Path]:
     """The papers' figures of analysed runs, drawn by matplotlib into a folder; returns the files."""
     from tamis.report.plots import plot
 
-    return plot(analysed_runs(folders), output, suffix)
+    return plot(analysed_runs(folders), output, suffix, dpi)
 
 
-def analysed_runs(folders: Sequence[Path]) -> list[ReportRun]:
+def analysed_runs(folders: Folders) -> list[ReportRun]:
     """What the stages wrote about runs.  An evaluation may be missing, an analysis not."""
-    return [_analysed(folder, name) for folder, name in zip(folders, _names(folders), strict=True)]
+    listed = list(folders.values() if isinstance(folders, Mapping) else folders)
+    names = _names(listed)  # also where they are not used: a run that comes twice is refused
+    if isinstance(folders, Mapping):
+        names = list(folders)
+    return [_analysed(folder, name) for folder, name in zip(listed, names, strict=True)]
 
 
 def _analysed(folder: Path, name: str) -> ReportRun:
@@ -421,24 +392,3 @@ def _spec(spec: Any) -> str:
     if isinstance(spec, str):
         return spec
     return " ".join([spec["name"], *(f"{key} {value}" for key, value in spec.items() if key != "name")])
-
-
-def _check_recipe(recipe: Recipe, folder: Path) -> None:
-    """Raise if the folder belongs to a run with other settings, one that has a checkpoint to go on from."""
-    if not (folder / RECIPE).exists() or not any((folder / "checkpoints").glob("step-*")):
-        return
-    before, now = _settings(read_recipe(folder / RECIPE)), _settings(recipe)
-    differences = [
-        f"{name}: {before.get(name)!r} then, {now.get(name)!r} now"
-        for name in sorted(before.keys() | now.keys())
-        if before.get(name) != now.get(name)
-        and name.partition(".")[2] not in MAY_CHANGE.get(name.partition(".")[0], ())
-    ]
-    if differences:
-        raise ValueError(f"{folder} holds a run with other settings ({'; '.join(differences)}): use another folder")
-
-
-def _settings(recipe: Recipe) -> dict[str, Any]:
-    """All settings as section.key, defaults included."""
-    sections = {**recipe.to_dict(), "model": model_settings(recipe.model, vocab_size=1).to_dict()}
-    return {f"{section}.{key}": x for section, t in sections.items() if isinstance(t, dict) for key, x in t.items()}

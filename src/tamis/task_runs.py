@@ -16,28 +16,26 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from tamis.config import as_toml, read_tables
+from tamis.config import as_toml, build_sections, flat_settings, read_tables
 from tamis.data.files import replacing
 from tamis.evaluation.lengths import LengthsConfig, LengthScore, draw_lengths, score_lengths
 from tamis.mechanisms.registry import read_spec
 from tamis.models.causal_lm import CausalLM, CausalLMConfig
 from tamis.models.pretrained import Config, choose_device, strings
-from tamis.runs import MAY_CHANGE
-from tamis.training.distributed import process
-from tamis.training.guards import alone_in
+from tamis.training.distributed import Process
 from tamis.training.journal import Display
+from tamis.training.session import MODEL, RECIPE, Save, train_in
 from tamis.training.settings import TrainingConfig
 from tamis.training.tasks import GeneratedTask, TaskConfig
 from tamis.training.trainer import Trainer
 
-RECIPE, MODEL, LENGTHS = "config.toml", "model", "lengths.json"
+LENGTHS = "lengths.json"
 PAPER_MODEL = {"arrangement": "both"}
 PAPER_TRAINING = {"optimizer": "adamw", "betas": (0.9, 0.99), "schedule": "cosine", "label_smoothing": 0.0}
 """What the paper has for all tasks, and recipes need not repeat."""
@@ -68,62 +66,39 @@ class TaskRecipe(Config):
     def model_config(self) -> CausalLMConfig:
         return CausalLMConfig.from_dict({**PAPER_MODEL, **self.model, "vocab_size": self.task.build().vocab_size})
 
+    def to_toml(self) -> str:
+        """As a file that `read_task_recipe` reads back."""
+        return as_toml(self)
+
+    def settings(self) -> dict[str, Any]:
+        return flat_settings(self, self.model_config(), "evaluation")
+
 
 def read_task_recipe(path: str | Path, overrides: Sequence[str] = (), arms: Sequence[str] = ()) -> TaskRecipe:
     """Read a TOML file, with some of its arms taken one after the other and then the overrides."""
     tables = read_tables(path, overrides, arms)
     kinds: dict[str, type[Config]] = {"task": TaskConfig, "training": TrainingConfig, "evaluation": LengthsConfig}
     try:
-        for section in (*kinds, "model"):
-            if not isinstance(tables.setdefault(section, {}), dict):
-                raise ValueError(f"{section} must be a section, got {tables[section]!r}")
-        tables["training"] = PAPER_TRAINING | tables["training"]
-        return TaskRecipe.from_dict(tables | {name: kind.from_dict(tables[name]) for name, kind in kinds.items()})
+        return TaskRecipe.from_dict(build_sections(tables, kinds, {"training": PAPER_TRAINING}))
     except (TypeError, ValueError) as error:
         raise ValueError(f"{path}: {error}") from error
 
 
 def train_task(recipe: TaskRecipe, folder: Path, device: str | None = None, display: Display | None = None) -> Path:
     """Train, from where an earlier call was interrupted if one was; returns the folder of the model."""
-    with ExitStack() as stack:
-        own = stack.enter_context(process(device))
-        display = display or Display(quiet=not own.leads)
-        if own.leads:
-            folder.mkdir(parents=True, exist_ok=True)
-            stack.enter_context(alone_in(folder))
-            _claim(folder, recipe)
-        own.wait()
+
+    def build(own: Process, display: Display) -> tuple[Trainer, Save]:
         torch.manual_seed(recipe.training.seed)
         model = CausalLM(recipe.model_config())
         display.say(f"{folder}: {recipe.task.name}, {model.num_parameters():,} parameters, on {own.device}")
         task = GeneratedTask(recipe.task, recipe.training)
         trainer = Trainer(model, task, recipe.training, folder, own, display=display)
-        trainer.run()
-        if own.leads:
-            _export(trainer, recipe, folder / MODEL)
-            display.say(f"model: {folder / MODEL}")
-        own.wait()
-    return folder / MODEL
+        return trainer, lambda model_folder: _save(trainer, recipe, model_folder)
+
+    return train_in(folder, recipe, read_task_recipe, build, device, display)
 
 
-def _claim(folder: Path, recipe: TaskRecipe) -> None:
-    """Write the recipe down, unless the folder holds a run of another."""
-    path = folder / RECIPE
-    if path.exists():
-        before, now = read_task_recipe(path).to_dict(), recipe.to_dict()
-        differences = [
-            f"{section}.{key}: {before[section].get(key)!r} then, {now[section].get(key)!r} now"
-            for section in ("task", "model", "training")
-            for key in sorted(before[section].keys() | now[section].keys())
-            if before[section].get(key) != now[section].get(key) and key not in MAY_CHANGE.get(section, ())
-        ]
-        if differences:
-            raise ValueError(f"{folder} holds a run with other settings ({'; '.join(differences)}): use another folder")
-    with replacing(path) as file:
-        file.write(as_toml(recipe).encode())
-
-
-def _export(trainer: Trainer, recipe: TaskRecipe, folder: Path) -> None:
+def _save(trainer: Trainer, recipe: TaskRecipe, folder: Path) -> None:
     """The last weights: the training length is soon right, and which checkpoint is the best there is chance."""
     table = "ema" if recipe.training.ema else "model"
     last = trainer.checkpoints.load(trainer.state.step, table)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import replace
 from typing import Any
 
@@ -14,6 +15,7 @@ from analysis import cases
 from analysis.cases import batches, causal_lm, pairs, seq2seq, tokens
 from tamis import analysis
 from tamis.analysis import (
+    OFFSETS,
     Sentences,
     Thresholds,
     Tokens,
@@ -64,7 +66,10 @@ def test_one_pass_finds_what_each_function_finds(mechanism):
         visible, result = captured.visible[site], found.sites[site]
         for name, figure in FIGURES.items():
             expected = figure(weights, visible)
-            torch.testing.assert_close(torch.tensor(getattr(result, name)).double(), expected, msg=f"{site} {name}")
+            value = getattr(result, name)
+            if name == "confidence":
+                value = [[math.nan if x is None else x for x in head] for head in value]
+            torch.testing.assert_close(torch.tensor(value).double(), expected, equal_nan=True, msg=f"{site} {name}")
         for name, table in TABLES.items():
             assert torch.equal(found.histograms[f"{site}/{name}"], table(weights, visible))
         for name, table in zip(("support_sum", "length"), analysis.support_by_length(weights, visible), strict=True):
@@ -80,6 +85,9 @@ def test_one_pass_finds_what_each_function_finds(mechanism):
     expected = analysis.subword_merging(captured["encoder.1.self"], keys.words, captured.visible["encoder.1.self"])
     assert own.subword_merging == pytest.approx(expected.tolist())
     assert own.words == sum((len(source) + 1) // 2 for source, _ in pairs())
+    expected = analysis.split_word_merging(captured["encoder.1.self"], keys.words, captured.visible["encoder.1.self"])
+    assert own.split_word_merging == pytest.approx(expected.tolist())
+    assert own.split_words == sum(len(source) // 2 for source, _ in pairs())
 
 
 @pytest.mark.parametrize("mechanism", ["entmax", "rela", "asentmax"])
@@ -186,6 +194,38 @@ def test_heads_are_named_after_what_they_do(monkeypatch):
     assert (2, "same position") in {(head.head, head.role) for head in strict.named_heads()}
     with pytest.raises(ValueError, match=r"first_token must lie in \(0, 1\], got 0"):
         Thresholds(first_token=0.0)
+
+
+def test_a_causal_query_has_no_next_position():
+    found = analyze(seq2seq(), batches(6))
+    causal, free = found.to_dict()["sites"]["decoder.0.self"], found.to_dict()["sites"]["encoder.0.self"]
+    for head in causal["confidence"]:
+        assert [x is None for x in head] == [offset > 0 for offset in OFFSETS]
+    assert all(x is not None for head in free["confidence"] for x in head)
+
+
+def test_a_head_that_looks_at_itself_is_not_named_after_merging(monkeypatch):
+    """Where no word is split there is nothing to merge; where one is, it shows who does."""
+    model = fixed_model(monkeypatch)
+    itself, before = torch.eye(6), torch.eye(6).roll(-1, 1).tril()
+    weights = torch.stack([itself, before, itself, itself])[None]
+    monkeypatch.setattr(model.layers[0].self_attention.mechanism, "weights", lambda query, key, **_: weights)
+    for words, merging in (([0, 1, 2, 3, 4, 5], []), ([0, 1, 2, 3, 4, 4], [1])):
+        target = tokens([[1, 2, 3, 4, 5, 6]], words=torch.tensor([words]))
+        found = analyze(model, [Sentences(target=target)])
+        assert [head.head for head in found.named_heads() if head.role == "subword merging"] == merging
+        site = found.sites["layers.0.self"]
+        assert site.subword_merging[0] >= 0.8, "the paper's score is kept"
+        assert (site.split_word_merging is None) == (site.split_words == 0) == (not merging)
+
+
+def test_data_without_a_question_is_told_from_data_without_words():
+    asking = [words_of(batch) for batch in batches(6)]
+    silent = [replace(b, source=replace(b.source, question=torch.zeros_like(b.source.question))) for b in asking]
+    found = [analyze(seq2seq(), some).sites["encoder.0.self"] for some in (asking, silent, batches(6))]
+    assert found[0].questions > 0
+    assert [site.questions for site in found[1:]] == [0, None]
+    assert [site.interrogation for site in found[1:]] == [None, None]
 
 
 class Single(nn.Module):

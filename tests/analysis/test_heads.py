@@ -48,7 +48,9 @@ def test_figures_equal_the_formulas(case):
     confidence = positional_confidence(weights, visible)
     for column, offset in enumerate(OFFSETS):
         values = [(h, row[q + offset]) for _, h, q, row in rows if q + offset in row]
-        assert confidence[:, column].tolist() == pytest.approx(mean_by_head(heads, values), abs=1e-12)
+        counted = {h for h, _ in values}
+        expected = [x if h in counted else math.nan for h, x in enumerate(mean_by_head(heads, values))]
+        assert confidence[:, column].tolist() == pytest.approx(expected, abs=1e-12, nan_ok=True)
 
 
 @settings(deadline=None, max_examples=30)
@@ -56,7 +58,8 @@ def test_figures_equal_the_formulas(case):
 def test_rows_are_scaled_first(case, factor):
     weights, visible = random_case(case)
     for figure in FIGURES:
-        torch.testing.assert_close(figure(weights * factor, visible), figure(weights, visible), atol=1e-6, rtol=1e-5)
+        found, expected = figure(weights * factor, visible), figure(weights, visible)
+        torch.testing.assert_close(found, expected, atol=1e-6, rtol=1e-5, equal_nan=True)
 
 
 @pytest.mark.parametrize("offset", OFFSETS)
@@ -74,9 +77,10 @@ def test_confidence_by_hand():
     """Keys 0..2, causal: row 1 gives 0.25 to itself, row 2 gives 0.5 to the one before."""
     weights = torch.tensor([[1.0, 0.0, 0.0], [0.75, 0.25, 0.0], [0.0, 0.5, 0.5]])[None, None]
     visible = torch.ones(3, 3).tril().bool()
-    expected = {-2: 0.0, -1: (0.75 + 0.5) / 2, 0: (1.0 + 0.25 + 0.5) / 3, 1: 0.0}
+    expected = {-2: 0.0, -1: (0.75 + 0.5) / 2, 0: (1.0 + 0.25 + 0.5) / 3}
     found = dict(zip(OFFSETS, positional_confidence(weights, visible)[0].tolist(), strict=True))
     assert {offset: found[offset] for offset in expected} == pytest.approx(expected)
+    assert all(math.isnan(found[offset]) for offset in (-3, 1, 2, 3)), "no row sees these keys"
 
 
 def test_a_null_row_has_no_weight_but_no_entropy_either():
@@ -133,8 +137,10 @@ def test_support_and_entropy_agree_with_attention_statistics():
 
 
 def test_nothing_to_count_is_zero():
-    for shape in ((0, 2, 3, 4), (1, 2, 0, 4), (1, 2, 3, 0)):
+    """But for a distance at which there is no key: that is no number."""
+    nothing = [(torch.zeros(shape), None) for shape in ((0, 2, 3, 4), (1, 2, 0, 4), (1, 2, 3, 0))]
+    nothing.append((sparse_weights(0, (1, 2, 3, 4), 0.1), torch.zeros(3, 4).bool()))
+    for weights, visible in nothing:
         for figure in FIGURES:
-            assert not figure(torch.zeros(shape)).any()
-    for figure in FIGURES:
-        assert not figure(sparse_weights(0, (1, 2, 3, 4), 0.1), torch.zeros(3, 4).bool()).any()
+            assert not figure(weights, visible).nan_to_num().any()
+        assert positional_confidence(weights, visible).isnan().all()

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from analysis.cases import mean_by_head, rows_of, sparse_weights
-from tamis.analysis import interrogation, subword_merging
+from tamis.analysis import interrogation, split_word_merging, subword_merging
 
 square = st.tuples(
     st.integers(0, 10**6), st.integers(1, 3), st.integers(1, 3), st.integers(1, 6), st.sampled_from([1.0, 0.6, 0.2])
@@ -30,7 +30,7 @@ def test_merging_equals_the_formula(case):
     batch, heads, length, _ = weights.shape
     words = torch.randint(-1, 3, (batch, length), generator=generator)
     rows = {(b, h, q): row for b, h, q, row in rows_of(weights, visible)}
-    values = []
+    values, of_split_words = [], []
     for b in range(batch):
         for word in set(words[b].tolist()) - {-1}:
             cluster = [i for i in range(length) if words[b, i] == word]
@@ -41,7 +41,10 @@ def test_merging_equals_the_formula(case):
                         scores.append(sum(row.get(j, 0.0) for j in cluster if j != i or len(cluster) == 1))
                 if scores:
                     values.append((h, max(scores)))
-    assert subword_merging(weights, words, visible).tolist() == pytest.approx(mean_by_head(heads, values), abs=1e-12)
+                    of_split_words += values[-1:] if len(cluster) > 1 else []
+    for figure, expected in ((subword_merging, values), (split_word_merging, of_split_words)):
+        found = figure(weights, words, visible).tolist()
+        assert found == pytest.approx(mean_by_head(heads, expected), abs=1e-12), figure.__name__
 
 
 @settings(deadline=None, max_examples=60)
@@ -83,6 +86,14 @@ def test_a_head_that_moves_to_the_next_subword_merges():
     assert float(subword_merging(weights, torch.tensor([[0, 0, 0, 1, 1, 1]]))) == 1.0
     assert float(subword_merging(weights, torch.arange(6)[None])) == 0.0
     assert float(subword_merging(weights, torch.full((1, 6), -1))) == 0.0
+
+
+def test_a_head_that_looks_at_itself_merges_nothing():
+    """The paper's score takes it for merging where words are single subwords; the one over split words does not."""
+    weights = torch.eye(6)[None, None]
+    mostly_single = torch.tensor([[0, 1, 2, 3, 4, 4]])
+    assert float(subword_merging(weights, mostly_single)) == pytest.approx(4 / 5)
+    assert float(split_word_merging(weights, mostly_single)) == 0.0
 
 
 def test_words_of_different_sentences_are_not_one():

@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tamis.data import batching
-from tamis.data.batching import Position, Prefetcher, Updates, collate, padded_share, split_batch
+from tamis.data.batching import Position, Prefetcher, Updates, collate, padded_share, split_batch, spread
 from tamis.data.corpus import ParallelCorpus, build_corpus
 from tamis.data.text import Pair, read_pairs
 from tamis.data.vocabulary import Vocabulary
@@ -323,3 +323,22 @@ def test_multi30k_is_padded_little(tmp_path):
     share = padded_share(batches[:20], corpus.source_lengths, corpus.target_lengths)
     assert 1.0 - used / total == pytest.approx(share)
     assert all(max(batch.source.numel(), batch.labels.numel()) <= 4000 for batch in made)
+
+
+@settings(deadline=None, max_examples=60)
+@given(st.lists(st.integers(1, 50), min_size=1, max_size=300), st.integers(1, 2000))
+def test_a_sample_is_as_long_as_all_are(sizes, tokens):
+    sizes = np.array(sizes)
+    chosen = spread(sizes, tokens)
+    assert len(set(chosen.tolist())) == len(chosen) >= 1
+    assert np.array_equal(chosen, spread(sizes, tokens))
+    if tokens >= sizes.sum():
+        assert sorted(chosen) == list(range(len(sizes)))
+    # Of each stretch of ascending sizes one: the mean is off by less than the sizes of one stretch differ.
+    assert abs(sizes[chosen].mean() - sizes.mean()) <= (sizes.max() - sizes.min()) / len(chosen) + 1e-9
+    assert sizes[chosen].sum() <= max(sizes.max(), tokens + sizes.mean() + sizes.max())
+
+
+def test_a_sample_by_hand():
+    """Sizes 9 to 1, of 45 tokens in all: three of them are the second, fifth and eighth smallest."""
+    assert spread(np.arange(9, 0, -1), 15).tolist() == [7, 4, 1]

@@ -14,7 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tamis.data import corpus as corpus_module
-from tamis.data.corpus import Limits, ParallelCorpus, Report, build_corpus
+from tamis.data.corpus import Limits, ParallelCorpus, build_corpus
+from tamis.data.indexed import Report
 from tamis.data.text import BadLine, Pair, read_pairs
 from tamis.data.vocabulary import Vocabulary
 

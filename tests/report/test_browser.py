@@ -1,6 +1,7 @@
 """The report in a real browser: it opens alone, draws everything, shows the right numbers, and text stays text."""
 
 import time
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -342,3 +343,43 @@ def test_a_notebook_shows_the_explorer(browser, tmp_path):
     browser.run("document.querySelector('[aria-label=head] [data-value=\"1\"]').click()")
     browser.until("return document.querySelector('.panel h3').textContent.endsWith('head 1')")
     assert browser.complaints() == []
+
+
+def overview_of(browser, tmp_path, runs):
+    path = tmp_path / "report.html"
+    path.write_text(page(content(runs)), encoding="utf-8")
+    browser.open("about:blank")
+    browser.open(path.as_uri())
+    browser.until("return document.body.dataset.ready")
+    return browser
+
+
+def test_a_role_that_the_data_cannot_show_says_so(browser, tmp_path):
+    """No word asks in the first, nobody said which words there are in the second."""
+    silent, unknown, _ = cases.three_runs()
+    sites = {site: {**found, "questions": 0, "split_words": 0} for site, found in silent.analysis["sites"].items()}
+    silent = replace(silent, analysis={**silent.analysis, "sites": sites})
+    overview_of(browser, tmp_path, [silent, unknown])
+    cells = browser.run(
+        "return [...document.querySelectorAll('table.named tbody tr')].map((row) =>"
+        " [...row.querySelectorAll('td')].map((cell) => cell.textContent))"
+    )
+    found = {row[0].split("weight")[0]: row[1:] for row in cells}
+    assert found["interrogation"] == ["no question in the data", "\u2013"]
+    assert found["subword merging"] == ["no word is split in the data", "\u2013"]
+    assert browser.complaints() == []
+
+
+def test_keys_that_no_row_sees_have_no_dot(at):
+    browser = at("#overview")
+    dots = browser.run("return document.querySelectorAll('#figure-positions circle.mark').length")
+    sites = [site for run in cases.three_runs() for site in run.analysis["sites"].values()]
+    weights = [x for site in sites if site["kind"] != "cross" for head in site["confidence"] for x in head]
+    assert dots == sum(weight is not None for weight in weights)
+    assert 0 < sum(weight is None for weight in weights) == 3 * 2 * 4 * 3, "three distances of a causal head"
+
+
+def test_legends_show_what_is_drawn(at):
+    browser = at("#overview")
+    for name, shape in (("head-density", "circle"), ("positions", "circle"), ("diversity", "line")):
+        assert browser.run(f"return document.querySelectorAll('#figure-{name} .legend {shape}').length") == 3

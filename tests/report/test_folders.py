@@ -60,6 +60,46 @@ def test_what_stages_wrote_is_read(folders):
     assert (softmax.evaluation, entmax.evaluation) == ({}, cases.EVALUATION)
 
 
+def test_runs_are_called_as_one_says(folders, tmp_path, monkeypatch):
+    named = {"dense": folders[0], "sparse, learned": folders[1]}
+    assert [run.name for run in analysed_runs(named)] == list(named)
+    arguments = [f"{name}={folder}" for name, folder in named.items()]
+    found = called("report", *arguments, "--output", tmp_path / "report.html")
+    assert found.exit_code == 0, found.output
+    assert '"name":"sparse, learned"' in (tmp_path / "report.html").read_text(encoding="utf-8")
+    pytest.importorskip("matplotlib")
+    drawn = []
+    monkeypatch.setattr(plots, "FIGURES", {"none": lambda runs: drawn.extend(run.name for run in runs)})
+    assert called("plot", *arguments, "--output", tmp_path, "--dpi", 90).exit_code == 0
+    assert drawn == list(named)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["a=x", "y"], "either all runs are NAME=RUN or none is, got a=x y"),
+        (["a=x", "a=y"], "each system has a name of its own, got 'a' twice"),
+        (["a=x,y"], "runs are shown one by one, got several for a"),
+        (["=x"], "a system is NAME=RUN[,RUN...], got '=x'"),
+    ],
+)
+def test_names_that_do_not_tell_are_refused(arguments, message):
+    for command in ("report", "plot"):
+        found = called(command, *arguments)
+        assert found.exit_code == 1
+        assert message in found.output
+
+
+def test_a_folder_with_an_equals_sign_is_a_folder(folders, tmp_path):
+    odd = tmp_path / "lr=1"
+    odd.mkdir()
+    for path in folders[1].iterdir():
+        (odd / path.name).write_bytes(path.read_bytes())
+    found = called("report", odd, "--output", tmp_path / "report.html")
+    assert found.exit_code == 0, found.output
+    assert '"name":"lr=1"' in (tmp_path / "report.html").read_text(encoding="utf-8")
+
+
 @pytest.mark.parametrize("name", ["report", "plot"])
 def test_a_run_that_was_not_analysed_is_told_what_to_do(name, tmp_path):
     found = called(name, tmp_path, "--output", tmp_path / "out")

@@ -3,6 +3,7 @@
 import sys
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from report import cases
@@ -17,6 +18,49 @@ def test_every_figure_is_drawn(tmp_path):
     for path in written:
         assert path.read_bytes().startswith(b"\x89PNG")
         assert path.stat().st_size > 8_000
+
+
+def test_a_run_hides_no_other():
+    """Densities of rows: a row of panels for each run, and each panel has the shares of its run."""
+    pytest.importorskip("matplotlib")
+    runs = cases.three_runs()
+    panels = plots.density_histograms(runs).axes
+    assert len(panels) == 3 * len(runs)
+    for place, run in enumerate(runs):
+        for kind, panel in zip(("encoder", "decoder", "cross"), panels[3 * place : 3 * place + 3], strict=True):
+            counts = np.array(run.analysis["density_histograms"][kind])
+            (drawn,) = panel.patches
+            np.testing.assert_allclose(drawn.get_data().values, counts / counts.sum())
+            assert panel.get_ylim()[1] >= (counts / counts.sum()).max()
+
+
+@pytest.mark.parametrize(("name", "dots"), [("head-density", True), ("positions", True), ("diversity", False)])
+def test_the_legend_shows_what_is_drawn(name, dots):
+    pytest.importorskip("matplotlib")
+    (legend,) = FIGURES[name](cases.three_runs()).legends
+    for handle in legend.legend_handles:
+        assert (handle.get_marker(), handle.get_linestyle()) == ((".", "None") if dots else ("None", "-"))
+
+
+def test_distances_that_no_row_sees_are_not_drawn():
+    pytest.importorskip("matplotlib")
+    encoder, decoder = plots.positions(cases.three_runs()).axes
+    for panel, last in ((encoder, 3), (decoder, 0)):
+        drawn = {round(x) for line in panel.lines for x in line.get_xdata()}
+        assert drawn == set(range(-3, last + 1)) == set(panel.get_xticks())
+
+
+def test_dots_per_inch_make_the_size(tmp_path, monkeypatch):
+    pytest.importorskip("matplotlib")
+    monkeypatch.setattr(plots, "FIGURES", {"diversity": plots.diversity})
+
+    def width(**options):
+        (path,) = plot(cases.three_runs(), tmp_path, "png", **options)
+        return int.from_bytes(path.read_bytes()[16:20], "big")
+
+    assert [width(), width(dpi=50)] == [1395, 465]
+    with pytest.raises(ValueError, match="dpi must lie between 30 and 1200, got 5"):
+        width(dpi=5)
 
 
 def test_tokens_are_no_formulas(tmp_path, monkeypatch):

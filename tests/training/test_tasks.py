@@ -1,4 +1,5 @@
 import dataclasses
+import json
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,7 @@ from tamis.cli import app
 from tamis.config import arms_of
 from tamis.data.batching import Position
 from tamis.data.tasks import TASKS
+from tamis.demo import lengths as demo
 from tamis.models import CausalLM, CausalLMConfig
 from tamis.task_runs import evaluate_task, plot_tasks, read_task_recipe, train_task
 from tamis.training import GeneratedTask, Process, TaskConfig, Trainer, TrainingConfig
@@ -143,10 +145,10 @@ def test_bad_settings(changes, message):
 
 
 def test_every_task_has_a_recipe():
-    assert {path.stem for path in RECIPES.glob("*.toml")} == set(NAMES)
+    assert {path.stem for path in RECIPES.glob("*.toml")} == {*NAMES, "demo"}
 
 
-@pytest.mark.parametrize("path", sorted(RECIPES.glob("*.toml")), ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", sorted(RECIPES / f"{name}.toml" for name in NAMES), ids=lambda path: path.stem)
 def test_shipped_recipes_are_read_with_all_their_arms(path):
     assert {"short", "softmax", "ssmax", "entmax", "asentmax"} == set(arms_of(path))
     for arms in ([], ["short"], *([arm] for arm in arms_of(path)), ["short", "softmax"]):
@@ -246,6 +248,33 @@ def test_the_commands(recipe, tmp_path):
     assert "1.5x        8" in shown
     assert str(tmp_path / "drawn.png") in called("plot", run, "--output", tmp_path / "drawn.png")
     assert (tmp_path / "drawn.png").stat().st_size > 10_000
+
+
+def test_the_demo_gives_both_arms_the_same_but_for_the_mechanism():
+    assert (RECIPES / "demo.toml").read_text() == demo.RECIPE.read_text()
+    assert set(arms_of(demo.RECIPE)) == set(demo.ARMS)
+    softmax, asentmax = (read_task_recipe(demo.RECIPE, arms=[arm]) for arm in demo.ARMS)
+    assert dataclasses.replace(softmax, model=asentmax.model) == asentmax
+    different = {key for key in softmax.model if softmax.model[key] != asentmax.model[key]}
+    assert different == {"mechanism"}
+    assert {1, 2, 4} <= set(softmax.evaluation.multiples)
+
+
+def test_the_demo_trains_prints_and_draws(tmp_path):
+    pytest.importorskip("matplotlib")
+    result = CliRunner().invoke(app, ["tasks", "demo", "--quick", "--seeds", "2", "--output", str(tmp_path)])
+    assert result.exit_code == 0, result.output
+    runs = tmp_path / "quick"
+    assert {path.name for path in runs.iterdir()} == {
+        "softmax-1", "softmax-2", "asentmax-1", "asentmax-2", "lengths.png",
+    }  # fmt: skip
+    assert (runs / "lengths.png").read_bytes().startswith(b"\x89PNG")
+    found = [json.loads((runs / f"asentmax-{seed}" / "lengths.json").read_text()) for seed in (1, 2)]
+    assert [scores["training"]["seed"] for scores in found] == [1, 2]
+    mean = sum(scores["scores"][1]["exact_match"] for scores in found) / 2
+    row = next(line for line in result.stdout.splitlines() if line.split()[:1] == ["2x"])
+    assert row.split()[-1] == f"{mean:.1%}"
+    assert CliRunner().invoke(app, ["tasks", "demo", "--seeds", "0"]).exit_code == 1
 
 
 def test_only_evaluated_runs_of_one_task_are_drawn(recipe, tmp_path):

@@ -30,7 +30,7 @@ from tamis.analysis.show import Explorer, show
 from tamis.analysis.shown import ShownSentence, shown_sentences
 from tamis.analysis.sites import attention_sites, kind_of
 from tamis.analysis.tokens import Sentences, Tokens, describe_tokens, run_model
-from tamis.analysis.words import interrogation, subword_merging
+from tamis.analysis.words import interrogation, split_word_merging, subword_merging
 
 __all__ = [
     "OFFSETS",
@@ -83,6 +83,7 @@ __all__ = [
     "shown_sentences",
     "silenced",
     "sparsity_rate",
+    "split_word_merging",
     "subword_merging",
     "support_by_length",
     "support_histogram",

@@ -27,6 +27,8 @@ _ALWAYS = {
     "one_hot": heads.one_hot_sums,
     "confidence": heads.confidence_sums,
 }
+_COUNTED = {"subword_merging": "words", "split_word_merging": "split_words", "interrogation": "questions"}
+"""Figures that not every text has, and over what they are averaged."""
 
 
 def analyze(
@@ -112,13 +114,15 @@ class _Stream:
         return {site: self._site(site, vars(base)) for site, base in self.metrics.results().items()}
 
     def _site(self, site: str, base: dict[str, Any]) -> SiteAnalysis:
-        found = {name: _nested(ratio(sums)) for name, sums in self.sums[site].items()}
-        # Every head sees the same tokens, but a mask may be of one head alone.
-        counted = {name: int(count.max()) for name, (_, count) in self.sums[site].items() if count.numel()}
-        for name, size in (("subword_merging", "words"), ("interrogation", "questions")):
-            found[size] = counted.get(name, 0)
-            if not found[size]:
-                found[name] = None
+        sums = self.sums[site]
+        found: dict[str, Any] = {name: tuple(ratio(own).tolist()) for name, own in sums.items() if name != "confidence"}
+        found["confidence"] = _known(*sums["confidence"])
+        for name, size in _COUNTED.items():
+            if name in sums:
+                # Every head sees the same tokens, but a mask may be of one head alone.
+                found[size] = int(sums[name][1].max()) if sums[name][1].numel() else 0
+                if not found[size]:
+                    found[name] = None
         return SiteAnalysis(**base, **found)
 
 
@@ -126,6 +130,7 @@ def _figures(rows: Rows, queries: Tokens, keys: Tokens) -> dict[str, Sums]:
     found = {name: figure(rows) for name, figure in _ALWAYS.items()}
     if queries is keys and queries.words is not None:
         found["subword_merging"] = words.merging_sums(rows, queries.words)
+        found["split_word_merging"] = words.split_merging_sums(rows, queries.words)
     if queries.interrogative is not None and keys.question is not None:
         found["interrogation"] = words.interrogation_sums(rows, queries.interrogative, keys.question)
     return found
@@ -145,5 +150,7 @@ def _ids(side: Tokens | None, row: int) -> Tensor | None:
     return None if side is None else side.ids[row][side.real[row]].cpu()
 
 
-def _nested(values: Tensor) -> Any:
-    return tuple(map(tuple, values.tolist())) if values.ndim == 2 else tuple(values.tolist())
+def _known(totals: Tensor, counts: Tensor) -> tuple[tuple[float | None, ...], ...]:
+    """The means of every head, None where nothing was counted."""
+    pairs = zip(totals.tolist(), counts.tolist(), strict=True)
+    return tuple(tuple(x / n if n else None for x, n in zip(*pair, strict=True)) for pair in pairs)

@@ -47,8 +47,12 @@ def one_hot_share(weights: Tensor, visible: Tensor | None = None, threshold: flo
 
 
 def positional_confidence(weights: Tensor, visible: Tensor | None = None, offsets: Sequence[int] = OFFSETS) -> Tensor:
-    """(H, offsets): the mean of p[i, i + o] over the rows i for which key i + o exists and is visible."""
-    return ratio(confidence_sums(Rows.of(weights, visible), offsets))
+    """(H, offsets): the mean of p[i, i + o] over the rows i for which key i + o exists and is visible.
+
+    NaN where no row sees that key, as for keys after a causal query.
+    """
+    total, count = confidence_sums(Rows.of(weights, visible), offsets)
+    return total / count
 
 
 def support_sums(rows: Rows) -> Sums:

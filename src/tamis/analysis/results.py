@@ -17,7 +17,7 @@ from tamis.analysis.sites import kind_of
 
 MEANS = (
     *FIGURES, "support_size", "entropy", "normalised_entropy", "first_token", "one_hot", "subword_merging",
-    "interrogation",
+    "split_word_merging", "interrogation",
 )  # fmt: skip
 POSITIONS = {-1: "previous position", 0: "same position", 1: "next position"}
 
@@ -33,16 +33,20 @@ class SiteAnalysis(SiteMetrics):
     """H / log n"""
     first_token: tuple[float, ...]
     one_hot: tuple[float, ...]
-    confidence: tuple[tuple[float, ...], ...]
-    """Head, offset; the offsets are `OFFSETS`."""
+    confidence: tuple[tuple[float | None, ...], ...]
+    """Head, offset; the offsets are `OFFSETS`.  None: no row sees that key."""
     subword_merging: tuple[float, ...] | None = None
-    """None: nobody said which tokens make a word, or it is cross-attention."""
-    words: int = 0
-    """Over which it is averaged."""
+    """The paper's score.  None: there is no word."""
+    words: int | None = None
+    """Over which it is averaged.  None: nobody said which tokens make a word, or it is cross-attention."""
+    split_word_merging: tuple[float, ...] | None = None
+    """The same over words of two subwords or more, by which heads are named.  None: no word is split."""
+    split_words: int | None = None
+    """Over which that is averaged."""
     interrogation: tuple[float, ...] | None = None
-    """None: nobody said which words ask, or none of them sees a question mark."""
-    questions: int = 0
-    """Queries over which it is averaged."""
+    """None: no word that asks sees a question mark."""
+    questions: int | None = None
+    """Queries over which it is averaged.  None: nobody said which words ask."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,6 +56,7 @@ class Thresholds:
     position: float = 0.8
     """Confidence at one offset."""
     subword_merging: float = 0.8
+    """Over words of two subwords or more."""
     interrogation: float = 0.5
     first_token: float = 0.5
     one_hot: float = 0.9
@@ -106,9 +111,22 @@ class Analysis:
             for site, figures in self.sites.items()
             for role, scores, threshold in _roles(figures, self.thresholds)
             for head, score in enumerate(scores)
-            if score >= threshold
+            if score is not None and score >= threshold
         ]
         return sorted(found, key=lambda named: (named.role, -named.score))
+
+    def without(self) -> list[str]:
+        """Roles that no head can have because of the data, each with the reason."""
+        reasons = (
+            ("subword merging", "no word is split in the data", "split_words"),
+            ("interrogation", "no question in the data", "questions"),
+        )
+        found = []
+        for role, reason, size in reasons:
+            counted = [count for site in self.sites.values() if (count := getattr(site, size)) is not None]
+            if counted and not any(counted):
+                found.append(f"{role}: {reason}")
+        return found
 
     def summary(self) -> dict[str, dict[str, float]]:
         """Plain means over heads and layers, by kind of attention and for "all"."""
@@ -159,12 +177,12 @@ class Analysis:
         return {"keys": [SIZES[place] for place in came.tolist()], "support": means.tolist()}
 
 
-def _roles(figures: SiteAnalysis, thresholds: Thresholds) -> list[tuple[str, tuple[float, ...], float]]:
+def _roles(figures: SiteAnalysis, thresholds: Thresholds) -> list[tuple[str, tuple[float | None, ...], float]]:
     """Each role with the score of every head and the score that it takes."""
     at_offset = zip(OFFSETS, zip(*figures.confidence, strict=True), strict=False)
     roles = [(POSITIONS.get(o, f"position {o:+d}"), tuple(scores), thresholds.position) for o, scores in at_offset]
     roles += [
-        ("subword merging", figures.subword_merging or (), thresholds.subword_merging),
+        ("subword merging", figures.split_word_merging or (), thresholds.subword_merging),
         ("interrogation", figures.interrogation or (), thresholds.interrogation),
         ("first token", figures.first_token, thresholds.first_token),
         ("near one-hot", figures.one_hot, thresholds.one_hot),

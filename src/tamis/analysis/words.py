@@ -4,7 +4,8 @@ Adaptively Sparse Transformers, Correia et al. 2019, https://arxiv.org/abs/1909.
 
     score(C) = max over i in C of the sum over j in C, j != i, of p_ij;  p_ii if C is a single subword
 
-for C the subwords of one word, averaged over words.
+for C the subwords of one word, averaged over words.  A head that only looks at the token itself scores high by it where
+most words are a single subword, so heads are named by the same score over the others, `split_word_merging`.
 """
 
 from __future__ import annotations
@@ -26,6 +27,11 @@ def subword_merging(weights: Tensor, words: Tensor, visible: Tensor | None = Non
     return ratio(merging_sums(Rows.of(weights, visible), words))
 
 
+def split_word_merging(weights: Tensor, words: Tensor, visible: Tensor | None = None) -> Tensor:
+    """(H,): the same over words of two subwords or more."""
+    return ratio(split_merging_sums(Rows.of(weights, visible), words))
+
+
 def interrogation(weights: Tensor, interrogative: Tensor, question: Tensor, visible: Tensor | None = None) -> Tensor:
     """(H,): the mean weight on question marks from interrogative words that see one.
 
@@ -35,6 +41,17 @@ def interrogation(weights: Tensor, interrogative: Tensor, question: Tensor, visi
 
 
 def merging_sums(rows: Rows, words: Tensor) -> Sums:
+    best, found, _ = _best_of_words(rows, words)
+    return over_rows(best, found)
+
+
+def split_merging_sums(rows: Rows, words: Tensor) -> Sums:
+    best, found, sizes = _best_of_words(rows, words)
+    return over_rows(best, found & (sizes > 1)[:, None])
+
+
+def _best_of_words(rows: Rows, words: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """The score of each word (B, H, words), whether it has one (B, H, words), and its subwords (B, words)."""
     batch, heads, queries, keys = rows.p.shape
     if words.shape != (batch, queries) or queries != keys:
         shapes = f"{tuple(words.shape)} for weights {tuple(rows.p.shape)}"
@@ -50,8 +67,8 @@ def merging_sums(rows: Rows, words: Tensor) -> Sums:
     value = torch.where(counted, gathered, -1.0)
     best = value.new_full((batch, heads, slots.numel()), -1.0)
     best.scatter_reduce_(2, slot[:, None].expand(value.shape), value, "amax")
-    found = best >= 0.0
-    return over_rows(best, found)
+    sizes = slot.new_zeros(batch, slots.numel()).scatter_add_(1, slot, word.long())
+    return best, best >= 0.0, sizes
 
 
 def interrogation_sums(rows: Rows, interrogative: Tensor, question: Tensor) -> Sums:

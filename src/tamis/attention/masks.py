@@ -49,6 +49,20 @@ class Visibility:
             mask is None or mask.shape[0] == mask.shape[1] == 1
         )
 
+    @property
+    def _is_plainly_causal(self) -> bool:
+        """A query sees all keys up to its own place, of its packed sequence, and that is all."""
+        others = (self.attn_mask, self.key_lengths, self.window, self.query_positions, self.key_positions)
+        return self.is_causal and all(part is None for part in others)
+
+    def _keys_before(self) -> Tensor:
+        """How many keys each query sees where the visibility is plainly causal, (1, Lq)."""
+        counts = (self.positions()[0] + 1).clamp(min=0)
+        if self.cu_seqlens is None:
+            return counts
+        segment = segments_of(self.cu_seqlens[0], self.num_queries)[0]
+        return torch.where(segment >= 0, counts, 0)
+
     def block(self, batches: slice, heads: slice, queries: slice) -> tuple[Tensor | None, Tensor | None]:
         """The mask (True = attend) and the additive bias of a block, each 4-D and broadcastable to it, or None."""
         keep: Tensor | None = None
@@ -113,6 +127,8 @@ class Visibility:
         everything = slice(None)
         if self.is_trivial:
             return torch.full((1, 1, self.num_queries), self.num_keys, device=device)
+        if self._is_plainly_causal:  # a packed text of a million tokens is no reason to compare each with each
+            return self._keys_before()[:, None]
         parts = []
         structural = replace(self, alibi_slopes=None)
         for start in range(0, self.num_queries, rows_per_block):

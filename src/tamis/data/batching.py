@@ -26,6 +26,9 @@ POOL = 1 << 19  # pairs sorted by length together: enough that padding is small 
 
 ROOM_ROWS, ROOM_LENGTH = 16, 8  # steps in which a batch's memory grows where it is kept: few shapes, little padding
 
+IGNORED = -100
+"""The label of a place that has none, where no token is padding."""
+
 Indices = npt.NDArray[np.int64]
 Lengths = npt.NDArray[np.integer[Any]]
 T = TypeVar("T")
@@ -177,7 +180,7 @@ class Updates:
 
     def epoch(self, number: int) -> list[Indices]:
         """The batches of an epoch, each sorted by size."""
-        order = self._shuffled(len(self.sizes), number, 0)
+        order = shuffled(len(self.sizes), self.seed, number, 0)
         batches: list[Indices] = []
         for start in range(0, len(order), POOL):
             pool = order[start : start + POOL]
@@ -185,7 +188,7 @@ class Updates:
             pool = pool[np.argsort(self.sizes[pool], kind="stable")]
             ends = _cut(self.sizes[pool].tolist(), self.tokens, self.max_sentences)
             batches.extend(np.split(pool, ends[:-1]))
-        return [batches[place] for place in self._shuffled(len(batches), number, 1)]
+        return [batches[place] for place in shuffled(len(batches), self.seed, number, 1)]
 
     def iterate(self, position: Position | None = None) -> Iterator[tuple[Position, Indices]]:
         """Batches from a position on, without end, each with the position after it.
@@ -205,10 +208,11 @@ class Updates:
                 yield Position(number + last, 0 if last else update + 1), batches[update]
             number, start = number + 1, 0
 
-    def _shuffled(self, count: int, epoch: int, stream: int) -> Indices:
-        """A permutation, by raw draws: NumPy promises that these never change, and of its shuffles it does not."""
-        generator = np.random.PCG64(np.random.SeedSequence([self.seed, epoch, stream]))
-        return np.argsort(generator.random_raw(count), kind="stable")
+
+def shuffled(count: int, *seeds: int) -> Indices:
+    """A permutation, by raw draws: NumPy promises that these never change, and of its shuffles it does not."""
+    generator = np.random.PCG64(np.random.SeedSequence(seeds))
+    return np.argsort(generator.random_raw(count), kind="stable")
 
 
 def _cut(sizes: list[int], tokens: int, max_sentences: int | None = None) -> list[int]:
@@ -225,6 +229,13 @@ def _cut(sizes: list[int], tokens: int, max_sentences: int | None = None) -> lis
 def _fitting(sizes: list[int], start: int, most: int, tokens: int) -> int:
     """How many pairs from `start` on fit: each one more means more tokens, so the answer is found by halving."""
     return bisect_right(range(1, most + 1), tokens, key=lambda count: count * sizes[start + count - 1])
+
+
+def spread(sizes: Lengths, tokens: int) -> Indices:
+    """Items that stand for all of them: evenly spaced from the smallest to the largest, of about `tokens` in all."""
+    count = min(len(sizes), max(1, round(tokens * len(sizes) / max(1, int(sizes.sum())))))
+    middles = (2 * np.arange(count) + 1) * len(sizes) // (2 * count)
+    return np.argsort(sizes, kind="stable")[middles]
 
 
 def padded_share(batches: Iterable[Indices], source_lengths: Lengths, target_lengths: Lengths) -> float:

@@ -4,16 +4,25 @@ from __future__ import annotations
 
 import fcntl
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 
-from tamis.data.corpus import Limits, ParallelCorpus, Report, build_corpus
+from tamis.data.corpus import Limits, ParallelCorpus, build_corpus
+from tamis.data.documents import (
+    ELSEWHERE,
+    DocumentCorpus,
+    build_documents,
+    check_division,
+    read_documents,
+    text_files,
+)
 from tamis.data.files import check_file, replacing
+from tamis.data.indexed import Report
 from tamis.data.text import BadLine, Pair, read_pairs
 from tamis.data.vocabulary import Vocabulary, load_vocabularies, save_vocabularies
 from tamis.mechanisms.checks import choose
@@ -23,10 +32,8 @@ PREPARED = "prepared.json"
 LOCK = ".prepare.lock"
 """Not the lock of a run: a run may keep its data in its own folder, and prepares them while it holds that."""
 CHUNK = 1 << 16  # pairs whose ids are looked at together
-ELSEWHERE = ("hf:", "grammar:")
-"""Texts that are no files."""
-
 Say = Callable[[str], None]
+P = TypeVar("P", bound="_Prepared")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,6 +73,46 @@ def _check_text(name: str, text: object, optional: bool) -> None:
         return
     if not isinstance(text, list) or len(text) != 2 or not all(isinstance(path, str) for path in text):
         raise ValueError(f"{name} must be a string or a list of two, got {text!r}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class TextConfig(Config):
+    """Where the documents of a language model are, and what it reads at a time.
+
+    A text is a file, a folder, a pattern such as "novels/*.txt" or a list of these: plain text or .jsonl, also .gz and
+    .xz; or "hf:NAME:SPLIT", or "grammar:SPLIT:COUNT".
+    """
+
+    train: str | list[str]
+    valid: str | list[str]
+    test: str | list[str] | None = None
+    documents: str = "file"
+    """How plain text is divided: "file" (each file is a document), "blank" (blank lines stand between documents),
+    "line" (each line is one), or "start:REGEX" (a line in which that is found begins one)."""
+    key: str = "text"
+    """Of the text, in JSONL and in datasets."""
+    folder: str | None = None
+    """Where the indexed form is kept; by default data/NAME."""
+    length: int = 512
+    """Tokens of a row: documents are put end to end and cut into rows, and see only themselves."""
+    passkey_share: float = 0.0
+    """Of rows that hold, instead of text, a number to remember; see `tamis.data.passkey`."""
+    passkey_digits: int = 5
+
+    def __post_init__(self) -> None:
+        for name in ("train", "valid", "test"):
+            text = getattr(self, name)
+            listed = isinstance(text, list) and text and all(isinstance(path, str) for path in text)
+            if not isinstance(text, str) and not listed and not (text is None and name == "test"):
+                raise ValueError(f"{name} must be a string or a list of some, got {text!r}")
+        strings(self, "key")
+        optional_strings(self, "folder")
+        check_division(self.documents)
+        at_least(self, 2, "length")
+        at_least(self, 1, "passkey_digits")
+        shares(self, "passkey_share")
+        if self.passkey_share > 0.9:
+            raise ValueError(f"passkey_share must leave room for text, at most 0.9, got {self.passkey_share}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -110,25 +157,106 @@ class Prepared:
         corpus.check_vocabularies(self.source_vocabulary, self.target_vocabulary)
         return corpus
 
+    def largest_ids(self, split: str) -> Iterator[tuple[int, Vocabulary]]:
+        """Of parts of a split, each with the vocabulary that has to know it."""
+        corpus = self.corpus(split)
+        for start in range(0, len(corpus), CHUNK):
+            indices = np.arange(start, min(start + CHUNK, len(corpus)))
+            yield corpus.sources(indices).max(), self.source_vocabulary
+            yield corpus.targets(indices).max(), self.target_vocabulary
+
+
+@dataclass(frozen=True)
+class PreparedText:
+    """What `prepare_text` left in a folder."""
+
+    folder: Path
+    vocabulary: Vocabulary
+
+    def corpus(self, split: str) -> DocumentCorpus:
+        """A split, if it was encoded with this vocabulary."""
+        corpus = DocumentCorpus.open(self.folder, split)
+        corpus.check_fingerprints(self.vocabulary.fingerprint)
+        return corpus
+
+    def largest_ids(self, split: str) -> Iterator[tuple[int, Vocabulary]]:
+        yield self.corpus(split).largest_id, self.vocabulary
+
+
+class _Prepared(Protocol):
+    def largest_ids(self, split: str) -> Iterator[tuple[int, Vocabulary]]: ...
+
 
 def prepare(data: DataConfig, vocabulary: VocabularyConfig, folder: Path, say: Say = print) -> Prepared:
     """Build vocabularies and corpora, or use what an earlier call built from the same files and settings.
 
     What was damaged since is built again.  Of many calls at the same time one builds, and the others wait for it.
     """
-    wanted = _description(data, vocabulary)
-    found = _find(folder, wanted, say)
+    texts = [data.train, data.valid]
+    files = [path for text in texts for path in ([text] if isinstance(text, str) else text)]
+
+    def build() -> None:
+        vocabularies = _vocabularies(data, vocabulary, say)
+        save_vocabularies(folder, *vocabularies)
+        for split, text in (("train", data.train), ("valid", data.valid)):
+            say(f"{split}: {_build(text, data, folder, split, *vocabularies).describe()}")
+
+    return _built_once(
+        folder,
+        _description(data, vocabulary, files, unused=("test", "gold", "folder")),
+        lambda: Prepared(folder, *load_vocabularies(folder)),
+        lambda: _check_files(data, vocabulary),
+        build,
+        say,
+    )
+
+
+def prepare_text(text: TextConfig, vocabulary: VocabularyConfig, folder: Path, say: Say = print) -> PreparedText:
+    """The same for the documents of a language model."""
+    if not vocabulary.shared or vocabulary.source_model is not None:
+        raise ValueError("a language model has one vocabulary: set neither shared = false nor a source_model")
+
+    def build() -> None:
+        found = _one_vocabulary(vocabulary, (line for document in _documents(text) for line in document), say)
+        save_vocabularies(folder, found, found)
+        for split, named in (("train", text.train), ("valid", text.valid)):
+            documents = read_documents(named, text.documents, text.key)
+            say(f"{split}: {build_documents(documents, folder, split, found).describe()}")
+
+    files = [*text_files(text.train), *text_files(text.valid)]
+    return _built_once(
+        folder,
+        _description(text, vocabulary, files, unused=("test", "folder", "length", "passkey_share", "passkey_digits")),
+        lambda: PreparedText(folder, load_vocabularies(folder)[0]),
+        lambda: _check_models(vocabulary),
+        build,
+        say,
+    )
+
+
+def _built_once(
+    folder: Path,
+    wanted: dict[str, Any],
+    opened: Callable[[], P],
+    check: Callable[[], None],
+    build: Callable[[], None],
+    say: Say,
+) -> P:
+    found = _find(folder, wanted, opened, say)
     if found is not None:
         return found
-    _check_files(data, vocabulary)
+    check()
     folder.mkdir(parents=True, exist_ok=True)
     with _locked(folder / LOCK):
-        if _find(folder, wanted, say=lambda text: None) is None:  # nobody else has built it meanwhile
-            _prepare(data, vocabulary, folder, wanted, say)
-        return Prepared(folder, *load_vocabularies(folder))
+        if _find(folder, wanted, opened, say=lambda text: None) is None:  # nobody else has built it meanwhile
+            (folder / PREPARED).unlink(missing_ok=True)  # from here on it is not what it says
+            build()
+            with replacing(folder / PREPARED) as file:
+                file.write((json.dumps(wanted, indent=1) + "\n").encode())
+        return opened()
 
 
-def _find(folder: Path, wanted: dict[str, Any], say: Say) -> Prepared | None:
+def _find(folder: Path, wanted: dict[str, Any], opened: Callable[[], P], say: Say) -> P | None:
     """What an earlier call left, if it is what is wanted and whole."""
     try:
         if json.loads((folder / PREPARED).read_text(encoding="utf-8")) != wanted:
@@ -136,26 +264,20 @@ def _find(folder: Path, wanted: dict[str, Any], say: Say) -> Prepared | None:
     except (OSError, ValueError, RecursionError):
         return None
     try:
-        prepared = Prepared(folder, *load_vocabularies(folder))
+        prepared = opened()
         for split in ("train", "valid"):
-            _check_ids(prepared.corpus(split), prepared)
+            _check_ids(prepared, split)
     except (OSError, ValueError) as error:
         say(f"{folder} is damaged and is built again: {error}")
         return None
     return prepared
 
 
-def _check_ids(corpus: ParallelCorpus, prepared: Prepared) -> None:
+def _check_ids(prepared: _Prepared, split: str) -> None:
     """Raise unless every id has a row in the embedding: an index beyond it ends a CUDA process."""
-    for start in range(0, len(corpus), CHUNK):
-        indices = np.arange(start, min(start + CHUNK, len(corpus)))
-        sides = (
-            (corpus.sources(indices), prepared.source_vocabulary),
-            (corpus.targets(indices), prepared.target_vocabulary),
-        )
-        for ids, vocabulary in sides:
-            if ids.max() >= len(vocabulary):
-                raise ValueError(f"{corpus.split} holds the id {ids.max()}, of a vocabulary of {len(vocabulary)}")
+    for largest, vocabulary in prepared.largest_ids(split):
+        if largest >= len(vocabulary):
+            raise ValueError(f"{split} holds the id {largest}, of a vocabulary of {len(vocabulary)}")
 
 
 def _check_files(data: DataConfig, vocabulary: VocabularyConfig) -> None:
@@ -163,6 +285,10 @@ def _check_files(data: DataConfig, vocabulary: VocabularyConfig) -> None:
     for text in (data.train, data.valid):
         if not isinstance(text, str) or not text.startswith(ELSEWHERE):
             read_pairs(text)  # which looks at the names, and is not read from
+    _check_models(vocabulary)
+
+
+def _check_models(vocabulary: VocabularyConfig) -> None:
     for model in (vocabulary.model, vocabulary.source_model, vocabulary.target_model):
         if model is not None:
             check_file(model)
@@ -176,31 +302,24 @@ def _locked(path: Path) -> Iterator[None]:
         yield
 
 
-def _prepare(data: DataConfig, vocabulary: VocabularyConfig, folder: Path, wanted: dict[str, Any], say: Say) -> None:
-    (folder / PREPARED).unlink(missing_ok=True)  # from here on it is not what it says
-    vocabularies = _vocabularies(data, vocabulary, say)
-    save_vocabularies(folder, *vocabularies)
-    for split, text in (("train", data.train), ("valid", data.valid)):
-        report = _build(text, data, folder, split, *vocabularies)
-        say(f"{split}: {report.describe()}")
-    with replacing(folder / PREPARED) as file:
-        file.write((json.dumps(wanted, indent=1) + "\n").encode())
-
-
 def _vocabularies(data: DataConfig, config: VocabularyConfig, say: Say) -> tuple[Vocabulary, Vocabulary]:
     if config.source_model is not None and config.target_model is not None:
         return Vocabulary.load(config.source_model), Vocabulary.load(config.target_model)
-    if config.model is not None:
-        brought = Vocabulary.load(config.model)
-        return brought, brought
-    say(f"learning a vocabulary of {config.size} subwords" + ("" if config.shared else " for each language"))
-    if config.shared:
-        shared = _train(config, (side for pair in _pairs(data) for side in pair[1:]))
+    if config.model is not None or config.shared:
+        shared = _one_vocabulary(config, (side for pair in _pairs(data) for side in pair[1:]), say)
         return shared, shared
+    say(f"learning a vocabulary of {config.size} subwords for each language")
     return (
         _train(config, (pair.source for pair in _pairs(data))),
         _train(config, (pair.target for pair in _pairs(data))),
     )
+
+
+def _one_vocabulary(config: VocabularyConfig, texts: Iterator[str], say: Say) -> Vocabulary:
+    if config.model is not None:
+        return Vocabulary.load(config.model)
+    say(f"learning a vocabulary of {config.size} subwords")
+    return _train(config, texts)
 
 
 def _train(config: VocabularyConfig, texts: Iterator[str]) -> Vocabulary:
@@ -219,6 +338,12 @@ def _pairs(data: DataConfig) -> Iterator[Pair]:
             yield pair
 
 
+def _documents(text: TextConfig) -> Iterator[list[str]]:
+    for document in read_documents(text.train, text.documents, text.key):
+        if not isinstance(document, BadLine):
+            yield document.lines
+
+
 def _build(
     text: str | list[str], data: DataConfig, folder: Path, split: str, source: Vocabulary, target: Vocabulary
 ) -> Report:
@@ -227,12 +352,12 @@ def _build(
     return build_corpus(pairs, folder, split, source, target, limits)
 
 
-def _description(data: DataConfig, vocabulary: VocabularyConfig) -> dict[str, Any]:
+def _description(
+    data: Config, vocabulary: VocabularyConfig, names: Sequence[str | Path], unused: Sequence[str]
+) -> dict[str, Any]:
     """What the prepared folder depends on: settings, and the files by size and date."""
-    names = [data.train, data.valid, vocabulary.model, vocabulary.source_model, vocabulary.target_model]
-    paths = [name for item in names if item is not None for name in ([item] if isinstance(item, str) else item)]
+    models = (vocabulary.model, vocabulary.source_model, vocabulary.target_model)
+    paths = [str(name) for name in (*names, *models) if name is not None]
     files = {path: [Path(path).stat().st_size, Path(path).stat().st_mtime_ns] for path in paths if Path(path).is_file()}
-    settings = data.to_dict()
-    for unused in ("test", "gold", "folder"):
-        del settings[unused]
+    settings = {name: value for name, value in data.to_dict().items() if name not in unused}
     return {"version": 1, "data": settings, "vocabulary": vocabulary.to_dict(), "files": files}

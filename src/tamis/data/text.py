@@ -1,4 +1,4 @@
-"""Parallel and plain text from files, Hugging Face datasets and the embedded grammar, line by line.
+"""Parallel text from files, Hugging Face datasets and the embedded grammar, line by line.
 
 Only \\n ends a line (\\r\\n is accepted); U+2028 and its like are ordinary characters.  Each line is decoded by itself
 as strict UTF-8, so that one bad line costs one line, and that line is reported.  Nothing is held but the current line.
@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 LONGEST_LINE = 1 << 20  # bytes; whatever is longer is not a sentence, and need not be held in memory
 
 NOT_UTF8 = "invalid UTF-8"
-OVERLONG = f"line over {LONGEST_LINE} bytes"
 
 
 class Pair(NamedTuple):
@@ -64,19 +63,24 @@ def read_pairs(
             raise ValueError(f"parallel text is one path or two, got {len(spec)}: {list(map(str, spec))}")
         spec = spec[0]
     if isinstance(spec, str) and spec.startswith("hf:"):
-        return _rows(_hugging_face(spec), languages)
+        return _rows(hugging_face(spec), languages)
     if isinstance(spec, str) and spec.startswith("grammar:"):
         examples = enumerate(grammar_examples(spec), 1)
         return (Pair(number, example.source_text, example.target_text) for number, example in examples)
     path = Path(spec)
-    suffix = path.with_suffix("").suffix if path.suffix in PACKED else path.suffix
+    suffix = unpacked_suffix(path)
     if suffix == ".tsv":
         return _tsv(check_file(path))
     if suffix == ".jsonl":
-        return _rows(_json_lines(check_file(path)), languages)
+        return _rows(json_lines(check_file(path)), languages)
     raise ValueError(
         f"one file of parallel text is named *.tsv or *.jsonl (also .gz, .xz); plain text takes two: {path}"
     )
+
+
+def unpacked_suffix(path: Path) -> str:
+    """How a file's name ends, without that of its packing."""
+    return path.with_suffix("").suffix if path.suffix in PACKED else path.suffix
 
 
 def read_lines(path: str | Path) -> Iterator[str]:
@@ -93,21 +97,21 @@ def decode_lines(stream: BinaryIO, name: str) -> Iterator[str]:
         yield line
 
 
-def _lines(path: Path) -> Iterator[str | BadLine]:
-    """The lines of a file without their ends."""
+def raw_lines(path: Path, longest: int = LONGEST_LINE) -> Iterator[str | BadLine]:
+    """The lines of a file without their ends; one of more than `longest` bytes is a bad one."""
     with open_binary(path) as file:
-        yield from _decoded(file)
+        yield from _decoded(file, longest)
 
 
-def _decoded(file: BinaryIO) -> Iterator[str | BadLine]:
+def _decoded(file: BinaryIO, longest: int = LONGEST_LINE) -> Iterator[str | BadLine]:
     for number in itertools.count(1):
-        raw = file.readline(LONGEST_LINE)
+        raw = file.readline(longest)
         if not raw:
             return
-        if len(raw) == LONGEST_LINE and not raw.endswith(b"\n"):
-            while (rest := file.readline(LONGEST_LINE)) and not rest.endswith(b"\n"):
+        if len(raw) == longest and not raw.endswith(b"\n"):
+            while (rest := file.readline(longest)) and not rest.endswith(b"\n"):
                 pass
-            yield BadLine(number, OVERLONG)
+            yield BadLine(number, f"line over {longest} bytes")
             continue
         if number == 1:
             raw = raw.removeprefix(b"\xef\xbb\xbf")
@@ -119,7 +123,7 @@ def _decoded(file: BinaryIO) -> Iterator[str | BadLine]:
 
 def _two_files(source: Path, target: Path) -> Iterator[Pair | BadLine]:
     counts = [0, 0]
-    for number, (left, right) in enumerate(itertools.zip_longest(_lines(source), _lines(target)), 1):
+    for number, (left, right) in enumerate(itertools.zip_longest(raw_lines(source), raw_lines(target)), 1):
         counts = [counts[0] if left is None else number, counts[1] if right is None else number]
         if left is None or right is None:
             continue  # to know how many lines the longer one has
@@ -134,7 +138,7 @@ def _two_files(source: Path, target: Path) -> Iterator[Pair | BadLine]:
 
 
 def _tsv(path: Path) -> Iterator[Pair | BadLine]:
-    for number, line in enumerate(_lines(path), 1):
+    for number, line in enumerate(raw_lines(path), 1):
         if isinstance(line, BadLine):
             yield line
             continue
@@ -142,9 +146,9 @@ def _tsv(path: Path) -> Iterator[Pair | BadLine]:
         yield Pair(number, columns[0], columns[1]) if len(columns) > 1 else BadLine(number, "fewer than two columns")
 
 
-def _json_lines(path: Path) -> Iterator[Any]:
+def json_lines(path: Path, longest: int = LONGEST_LINE) -> Iterator[Any]:
     """A value per line; a BadLine for what is not JSON."""
-    for number, line in enumerate(_lines(path), 1):
+    for number, line in enumerate(raw_lines(path, longest), 1):
         if isinstance(line, BadLine):
             yield line
             continue
@@ -164,18 +168,27 @@ def _row(number: int, row: Any, languages: tuple[str, str]) -> Pair | BadLine:
         row = row["translation"]
     texts = []
     for language in languages:
-        text = row.get(language) if isinstance(row, Mapping) else None
-        if not isinstance(text, str):
-            return BadLine(number, f"no text under {language!r}")
-        try:
-            text.encode("utf-8")
-        except UnicodeEncodeError:  # JSON can spell half a surrogate pair
-            return BadLine(number, NOT_UTF8)
+        text = text_under(language, row, number)
+        if isinstance(text, BadLine):
+            return text
         texts.append(text)
     return Pair(number, *texts)
 
 
-def _hugging_face(spec: str) -> Iterable[Any]:
+def text_under(key: str, row: Any, number: int) -> str | BadLine:
+    """What a row of JSON or of a dataset has under a key, if that is text."""
+    text = row.get(key) if isinstance(row, Mapping) else None
+    if not isinstance(text, str):
+        return BadLine(number, f"no text under {key!r}")
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError:  # JSON can spell half a surrogate pair
+        return BadLine(number, NOT_UTF8)
+    return text
+
+
+def hugging_face(spec: str) -> Iterable[Any]:
+    """The rows of a dataset: "hf:NAME:SPLIT"."""
     parts = spec.removeprefix("hf:").split(":")
     if len(parts) not in (2, 3) or not all(parts):
         raise ValueError(f"a dataset is named hf:NAME:SPLIT or hf:NAME:CONFIG:SPLIT, got {spec!r}")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -12,6 +11,7 @@ import torch
 
 from tamis.data.vocabulary import Vocabulary, load_vocabularies, save_vocabularies
 from tamis.decoding.alignment import CrossAttention, forced_attention, padded
+from tamis.decoding.folder import load_decoding, model_folder, save_decoding
 from tamis.decoding.sampling import sample
 from tamis.decoding.search import Hypothesis, beam_search, greedy
 from tamis.decoding.settings import DecodingConfig
@@ -20,7 +20,6 @@ from tamis.models.seq2seq import Seq2Seq
 
 _log = logging.getLogger("tamis")
 
-DECODING = "decoding.json"
 METHODS: dict[str, Callable[..., list[list[Hypothesis]]]] = {"beam": beam_search, "greedy": greedy, "sample": sample}
 SPACED = str.maketrans("\n\r\t", "   ")
 
@@ -76,10 +75,10 @@ class Translator:
         A model folder holds config.json, model.safetensors, vocabulary.model or source.model and target.model, and may
         hold decoding.json.  Nothing in it is executed.
         """
-        folder = _model_folder(Path(path))
+        folder = model_folder(Path(path))
         place = choose_device(device)
         source, target = load_vocabularies(folder)
-        decoding = _load_decoding(folder / DECODING)
+        decoding = load_decoding(folder)
         model = Seq2Seq.from_pretrained(folder)
         try:
             return cls(model.to(place).eval(), source, target, decoding, **options)
@@ -91,7 +90,7 @@ class Translator:
         folder = Path(folder)
         self.model.save_pretrained(folder)
         save_vocabularies(folder, self.source_vocabulary, self.target_vocabulary)
-        (folder / DECODING).write_text(json.dumps(self.decoding.to_dict(), indent=2) + "\n", encoding="utf-8")
+        save_decoding(folder, self.decoding)
 
     def __call__(self, sentences: Sequence[str], *, progress: Progress | None = None, **overrides: Any) -> list[str]:
         """The best translation of each sentence.  `overrides` are settings of :class:`DecodingConfig`."""
@@ -229,25 +228,3 @@ def _texts(name: str, texts: Sequence[str]) -> Sequence[str]:
         if not isinstance(text, str):
             raise TypeError(f"{name} must be strings, got {type(text).__name__}")
     return texts
-
-
-def _model_folder(path: Path) -> Path:
-    if not path.is_dir():
-        raise FileNotFoundError(f"there is no folder {path}")
-    if (path / "model").is_dir():
-        return path / "model"
-    if (path / "config.toml").is_file():
-        raise FileNotFoundError(f"{path} is a run without a model/: has it been trained to its end?")
-    return path
-
-
-def _load_decoding(path: Path) -> DecodingConfig:
-    if not path.is_file():
-        return DecodingConfig()
-    try:
-        values = json.loads(path.read_text(encoding="utf-8"))
-        if not isinstance(values, dict):
-            raise ValueError(f"expected a table of settings, got {type(values).__name__}")
-        return DecodingConfig.from_dict(values)
-    except (TypeError, ValueError, RecursionError) as error:
-        raise ValueError(f"{path}: {error}") from error

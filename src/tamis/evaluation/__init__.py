@@ -1,4 +1,4 @@
-"""How good a model is: translations, word alignments, likelihood, and tasks at lengths never trained."""
+"""How good a model is: translations, word alignments, likelihood; text and tasks at lengths never trained."""
 
 from tamis.evaluation.alignment import (
     AlignmentReport,
@@ -9,6 +9,7 @@ from tamis.evaluation.alignment import (
     score_links,
 )
 from tamis.evaluation.gold import GoldPair, parse_links, read_gold, read_links, read_pharaoh
+from tamis.evaluation.language import LanguageConfig, score_passkeys, score_perplexity
 from tamis.evaluation.lengths import LengthsConfig, LengthScore, draw_lengths, score_lengths
 from tamis.evaluation.likelihood import Likelihood, LikelihoodMeter, translation_likelihood
 from tamis.evaluation.translation import (
@@ -26,6 +27,7 @@ __all__ = [
     "Comparison",
     "Difference",
     "GoldPair",
+    "LanguageConfig",
     "LayerAlignment",
     "LengthScore",
     "LengthsConfig",
@@ -43,6 +45,8 @@ __all__ = [
     "read_pharaoh",
     "score_lengths",
     "score_links",
+    "score_passkeys",
+    "score_perplexity",
     "score_translations",
     "translation_likelihood",
 ]

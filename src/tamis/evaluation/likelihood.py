@@ -96,6 +96,11 @@ class LikelihoodMeter:
         self._sums += torch.stack([value.double().sum() for value in values]).cpu()
         self.tokens += gold.numel()
 
+    def add(self, other: LikelihoodMeter) -> None:
+        """Add all that another meter was given."""
+        self.tokens += other.tokens
+        self._sums += other._sums
+
     def result(self) -> Likelihood:
         if not self.tokens:
             raise ValueError("there is no token to average over")

@@ -114,7 +114,7 @@ class CausalLM(PretrainedModel):
             if cu_seqlens is not None:
                 starts = cu_seqlens.long()[(cu_seqlens.long()[1:, None] <= positions).sum(0)]
                 positions = positions - starts
-            inner = None if mask is None and cu_seqlens is None else positions
+            inner = None if mask is None else positions
         x = self.dropout(self.position.embed(self.embedding(tokens), positions))
         for number, layer in enumerate(self.layers):
             own = None if caches is None else caches[number]

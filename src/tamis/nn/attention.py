@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from tamis.attention.masks import segments_of
 from tamis.mechanisms import Mechanism, SoftmaxAttention
 from tamis.mechanisms.checks import check_heads
 from tamis.nn.cache import AttentionCache
@@ -124,6 +125,8 @@ class Attention(nn.Module):
             if own is None and (cache is not None or self.position.rotates):
                 start = cache.length if cache is not None else 0
                 own = torch.arange(start, start + x.shape[1], device=x.device)[None]
+                if (packed := options.get("cu_seqlens_q")) is not None:  # counted from 0 in each sequence
+                    own = segments_of(packed.long(), x.shape[1])[1][None]
             key = self._split(self.k_proj(x), self.num_kv_heads)
             if self.position.rotates and own is not None:
                 query, key = self.position.rotate(query, own), self.position.rotate(key, own)

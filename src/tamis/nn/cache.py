@@ -73,6 +73,12 @@ class AttentionCache:
         self.positions = torch.cat([before.expand(batch, -1), added.expand(batch, -1)], 1)
         return self.positions
 
+    def shorten(self, length: int) -> None:
+        """Forget the positions from `length` on."""
+        self.length = length
+        if self.positions is not None:
+            self.positions = self.positions[:, :length]
+
     def contents(self) -> tuple[Tensor, Tensor] | None:
         """Keys and values so far, or None."""
         if self._key is None or self._value is None:
@@ -156,6 +162,15 @@ class ModelCache:
                 f"got {added.dtype} {tuple(added.shape)}"
             )
         return torch.cat([before, added], 1)
+
+    def shorten(self, length: int) -> None:
+        """Go back to where so many tokens were read, to go on differently."""
+        if not 0 <= length <= self.length:
+            raise ValueError(f"this cache holds {self.length} tokens, and cannot be shortened to {length}")
+        for layer in self.layers:
+            layer.self_attention.shorten(length)
+        if self.mask is not None:
+            self.mask = self.mask[:, :length]
 
     def reorder(self, index: Tensor) -> None:
         for layer in self.layers:

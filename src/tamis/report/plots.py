@@ -6,7 +6,7 @@ densities, diversity and positional heads, for encoder, decoder and cross-attent
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import cycle
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,14 +24,18 @@ KINDS = {"encoder": "encoder self-attention", "decoder": "decoder self-attention
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 SUFFIXES = ("pdf", "svg", "png")
 BINS = [1 + k / 20 for k in range(21)]
+DPI, DPI_RANGE = 150, (30, 1200)
+"""Dots per inch of a png."""
 
 Runs = Sequence[ReportRun]
 
 
-def plot(runs: Runs, folder: Path, suffix: str = "pdf") -> list[Path]:
+def plot(runs: Runs, folder: Path, suffix: str = "pdf", dpi: int = DPI) -> list[Path]:
     """Draw every figure that the runs have numbers for, each into a file of its own."""
     if suffix not in SUFFIXES:
         raise ValueError(f"a figure is written as one of {', '.join(SUFFIXES)}, got {suffix!r}")
+    if not DPI_RANGE[0] <= dpi <= DPI_RANGE[1]:
+        raise ValueError(f"dpi must lie between {DPI_RANGE[0]} and {DPI_RANGE[1]}, got {dpi}")
     _need_matplotlib()
     folder.mkdir(parents=True, exist_ok=True)
     written = []
@@ -39,7 +43,7 @@ def plot(runs: Runs, folder: Path, suffix: str = "pdf") -> list[Path]:
         figure = draw(runs)
         if figure is not None:
             path = folder / f"{name}.{suffix}"
-            figure.savefig(path, dpi=200)
+            figure.savefig(path, dpi=dpi)
             written.append(path)
     return written
 
@@ -54,7 +58,7 @@ def alpha_histograms(runs: Runs) -> Figure | None:
         values = [
             [alpha for site in _layers(run, kind) for alpha in run.analysis["alphas"].get(site, ())] for run in learned
         ]
-        panel.hist(values, BINS, color=_colours(learned, runs), label=[run.name for run in learned])
+        panel.hist(values, BINS, color=_colours(learned, runs))
         panel.set_xlim(1, 2)
     return _finish(figure, learned, runs)
 
@@ -76,15 +80,26 @@ def alpha_trajectories(runs: Runs) -> Figure | None:
 
 
 def density_histograms(runs: Runs) -> Figure:
-    """Rows by the share of visible keys that got a weight."""
-    figure, panels = _panels(runs, "density of a row", "share of rows")
-    for kind, panel in panels.items():
-        for run, colour in zip(runs, _colours(runs, runs), strict=True):
+    """Rows by the share of visible keys that got a weight; a row of panels for each run, so that none hides another."""
+    from matplotlib.figure import Figure
+
+    kinds = _kinds(runs)
+    figure = Figure(figsize=(3.1 * max(1, len(kinds)), 0.7 + 1.25 * len(runs)), layout="constrained")
+    grid = figure.subplots(len(runs), max(1, len(kinds)), sharex=True, sharey="row", squeeze=False)
+    for row, run, colour in zip(grid, runs, _colours(runs, runs), strict=True):
+        for kind, panel in zip(kinds, row, strict=False):
+            _plain(panel)
             counts = np.array(run.analysis["density_histograms"].get(kind, []), dtype=float)
             if counts.size:
-                panel.stairs(counts / max(1.0, counts.sum()), np.linspace(0, 1, counts.size + 1), color=colour)
-        panel.set(xlim=(0, 1), ylim=(0, 1))
-    return _finish(figure, runs, runs)
+                bins = np.linspace(0, 1, counts.size + 1)
+                panel.stairs(counts / max(1.0, counts.sum()), bins, color=colour, fill=True)
+        row[0].set(xlim=(0, 1), ylim=(0, None))  # shared, so only now that they are full
+        row[0].set_ylabel(_label(run.name), fontsize=8)
+    for kind, first, last in zip(kinds, grid[0], grid[-1], strict=False):
+        first.set_title(KINDS[kind], fontsize=9)
+        last.set_xlabel("density of a row", fontsize=9)
+    figure.supylabel("share of rows", fontsize=9)
+    return figure
 
 
 def head_density(runs: Runs) -> Figure:
@@ -99,7 +114,7 @@ def head_density(runs: Runs) -> Figure:
                 panel.plot(at, values, ".", color=colour, markersize=5)
         _layer_axis(panel, runs, kind)
         panel.set_ylim(0, 1.05)
-    return _finish(figure, runs, runs)
+    return _finish(figure, runs, runs, DOTS)
 
 
 def diversity(runs: Runs) -> Figure:
@@ -115,19 +130,29 @@ def diversity(runs: Runs) -> Figure:
 
 
 def positions(runs: Runs) -> Figure | None:
-    """The weight of self-attention on keys at each distance from the query, for every head."""
+    """The weight of self-attention on keys at each distance from the query that rows see, for every head."""
     figure, panels = _panels(runs, "distance of the key", "mean weight", ("encoder", "decoder"))
     if not panels:
         return None
     for kind, panel in panels.items():
         for place, (run, colour) in enumerate(zip(runs, _colours(runs, runs), strict=True)):
-            offsets = np.array(run.analysis["offsets"])
-            for site in _layers(run, kind):
-                for confidence in run.analysis["sites"][site]["confidence"]:
-                    at = offsets + 0.7 * (place + 0.5) / len(runs) - 0.35
-                    panel.plot(at, confidence, ".", color=colour, markersize=5)
-        panel.set(ylim=(0, 1), xticks=runs[0].analysis["offsets"])
-    return _finish(figure, runs, runs)
+            shift = 0.7 * (place + 0.5) / len(runs) - 0.35
+            for offset, weight in _seen(run, kind):
+                panel.plot(offset + shift, weight, ".", color=colour, markersize=5)
+        seen = [offset for run in runs for offset, _ in _seen(run, kind)]
+        panel.set(ylim=(0, 1.05), xticks=sorted(set(seen)))
+    return _finish(figure, runs, runs, DOTS)
+
+
+def _seen(run: ReportRun, kind: str) -> list[tuple[int, float]]:
+    """Distances and weights of every head, without those that no row sees."""
+    return [
+        (offset, weight)
+        for site in _layers(run, kind)
+        for head in run.analysis["sites"][site]["confidence"]
+        for offset, weight in zip(run.analysis["offsets"], head, strict=True)
+        if weight is not None
+    ]
 
 
 def attention(runs: Runs) -> Figure | None:
@@ -153,7 +178,7 @@ def attention(runs: Runs) -> Figure | None:
             panel.set_xticks(range(len(keys)), keys, rotation=90, fontsize=6)
             panel.set_yticks(range(len(queries)), queries if head == 0 else [], fontsize=6)
             panel.set_title(f"head {head}: {(share[head] == 0).mean():.0%} exact zeros", fontsize=8)
-        row[0].set_ylabel(f"{run.name}\n{site}", fontsize=8)
+        row[0].set_ylabel(f"{_label(run.name)}\n{site}", fontsize=8)
     return figure
 
 
@@ -181,7 +206,7 @@ def _panels(
     """A panel for each type of attention that some run has."""
     from matplotlib.figure import Figure
 
-    found = [kind for kind in kinds if any(_layers(run, kind) for run in runs)]
+    found = _kinds(runs, kinds)
     figure = Figure(figsize=(3.1 * max(1, len(found)), 2.7), layout="constrained")
     if not found:
         return figure, {}
@@ -189,19 +214,31 @@ def _panels(
     for kind, panel in zip(found, axes, strict=True):
         panel.set_title(KINDS[kind], fontsize=9)
         panel.set_xlabel(xlabel, fontsize=9)
-        panel.tick_params(labelsize=8)
-        panel.spines[["top", "right"]].set_visible(False)
+        _plain(panel)
     axes[0].set_ylabel(ylabel, fontsize=9)
     return figure, dict(zip(found, axes, strict=True))
 
 
-def _finish(figure: Figure, shown: Runs, every: Runs) -> Figure:
-    """With a legend where there is more than one run to tell apart."""
+def _plain(panel: Axes) -> None:
+    panel.tick_params(labelsize=8)
+    panel.spines[["top", "right"]].set_visible(False)
+
+
+def _kinds(runs: Runs, kinds: Sequence[str] = tuple(KINDS)) -> list[str]:
+    """The types of attention that some run has."""
+    return [kind for kind in kinds if any(_layers(run, kind) for run in runs)]
+
+
+DOTS = {"marker": ".", "linestyle": "none"}
+
+
+def _finish(figure: Figure, shown: Runs, every: Runs, marks: Mapping[str, Any] | None = None) -> Figure:
+    """With a legend where there is more than one run to tell apart, of lines or of what `marks` says."""
     from matplotlib.lines import Line2D
 
     if len(shown) > 1:
-        colours = _colours(shown, every)
-        handles = [Line2D([], [], color=c, label=run.name) for run, c in zip(shown, colours, strict=True)]
+        named = zip((_label(run.name) for run in shown), _colours(shown, every), strict=True)
+        handles = [Line2D([], [], color=colour, label=name, **(marks or {})) for name, colour in named]
         figure.legend(handles=handles, loc="outside upper left", ncols=len(shown), frameon=False, fontsize=8)
     return figure
 
@@ -240,5 +277,5 @@ def _telling(run: ReportRun) -> tuple[str, Any, list[str], list[str]] | None:
 
 
 def _label(piece: str) -> str:
-    """A token as matplotlib writes it: a dollar is a dollar, not the start of a formula."""
+    """A token or a name as matplotlib writes it: a dollar is a dollar, not the start of a formula."""
     return piece.lstrip("".join(SPACES)).replace("$", r"\$")

@@ -3,6 +3,7 @@
 from tamis.training.checkpoint import CheckpointError
 from tamis.training.distributed import Process, process
 from tamis.training.guards import TrainingError
+from tamis.training.language import LanguageTask
 from tamis.training.settings import TrainingConfig
 from tamis.training.tasks import GeneratedTask, TaskConfig
 from tamis.training.trainer import Task, Trainer
@@ -11,6 +12,7 @@ from tamis.training.translation import TranslationTask
 __all__ = [
     "CheckpointError",
     "GeneratedTask",
+    "LanguageTask",
     "Process",
     "Task",
     "TaskConfig",

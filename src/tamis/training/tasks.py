@@ -8,22 +8,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from tamis.data.batching import ROOM_LENGTH, ROOM_ROWS, Position, rounded_up
+from tamis.data.batching import IGNORED, ROOM_LENGTH, ROOM_ROWS, Position, rounded_up
 from tamis.data.tasks import SequenceTask, build_task, stream
 from tamis.models.pretrained import Config, at_least
 from tamis.training.distributed import Process
 from tamis.training.objective import Measured, Objective
 from tamis.training.settings import TrainingConfig
-
-IGNORED = -100
-"""The label of a place that has no answer."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,10 +66,10 @@ class Part:
     labels: Tensor
     """(B, L): the token that comes next where it is part of the answer, IGNORED elsewhere."""
 
-    def to(self, device: torch.device | str, non_blocking: bool = False) -> Part:
+    def to(self, device: torch.device | str, non_blocking: bool = False) -> Self:
         return self._map(lambda tensor: tensor.to(device, non_blocking=non_blocking))
 
-    def pin(self) -> Part:
+    def pin(self) -> Self:
         return self._map(Tensor.pin_memory)
 
     def room_shape(self) -> tuple[int, ...]:
@@ -90,7 +87,7 @@ class Part:
             own.fill_(padding)
             own[:rows, :length].copy_(other, non_blocking=True)
 
-    def _map(self, function: Callable[[Tensor], Tensor]) -> Part:
+    def _map(self, function: Callable[[Tensor], Tensor]) -> Self:
         return replace(self, inputs=function(self.inputs), labels=function(self.labels))
 
 
@@ -166,10 +163,15 @@ class GeneratedTask:
     def _split(self, whole: Part, process: Process) -> list[Part]:
         """This process's rows, in as many parts as in every other."""
         rows, length = whole.inputs.shape
-        most = max(1, (self.training.device_tokens or rows * length) // length)
-        count = -(-rows // (most * process.world))
-        places = torch.arange(rows)[process.rank :: process.world].tensor_split(count)
+        places = split_rows(rows, length, self.training.device_tokens, process)
         return [Part(whole.inputs[some], whole.labels[some]) for some in places]
+
+
+def split_rows(rows: int, length: int, device_tokens: int | None, process: Process) -> list[Tensor]:
+    """Which of an update's rows this process takes, in as many parts as every other."""
+    most = max(1, (device_tokens or rows * length) // length)
+    count = -(-rows // (most * process.world))
+    return list(torch.arange(rows)[process.rank :: process.world].tensor_split(count))
 
 
 def _shared(rows: int, lengths: list[int]) -> list[tuple[int, int]]:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 import numpy as np
 from torch import Tensor
 
-from tamis.data.batching import Batch, Updates, collate, split_batch
+from tamis.data.batching import Batch, Updates, collate, split_batch, spread
 from tamis.data.corpus import ParallelCorpus
 from tamis.data.prepare import Prepared
 from tamis.training.distributed import Process
@@ -39,6 +39,12 @@ class TranslationTask:
     def validation(self, process: Process) -> Iterator[Batch]:
         for indices in self._valid_updates.epoch(0):
             yield from self._parts(self.valid, self._valid_updates, indices, process)
+
+    def sample(self, tokens: int) -> Iterator[Batch]:
+        """Pairs that stand for the validation set, of about so many tokens and in batches of no more."""
+        sizes = self._valid_updates.sizes
+        for part in split_batch(spread(sizes, tokens), sizes, min(tokens, self.config.device_tokens or tokens)):
+            yield collate(self.valid, part, self.prepared.source_vocabulary, self.prepared.target_vocabulary)
 
     def measure(self, model: Callable[..., Tensor], part: Batch) -> Measured:
         return self.objective.measure(model(part.source, part.target), part.labels)

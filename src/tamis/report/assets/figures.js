@@ -6,6 +6,9 @@ const colourOf = (run, colours) => colours.runs[run.number % colours.runs.length
 const entriesOf = (some, colours) =>
   runs.length > 1 ? some.map((run) => ({ name: run.name, colour: colourOf(run, colours) })) : [];
 
+// The same where a run is drawn as dots.
+const dotsOf = (some, colours) => entriesOf(some, colours).map((entry) => ({ ...entry, dot: true }));
+
 const kindsOf = (some) => KINDS.filter((kind) => some.some((run) => kind in run.layers));
 const layersOf = (some, kind) => Math.max(...some.map((run) => run.layers[kind]?.length ?? 0));
 const headName = ({ kind, layer, head }) => `${kind}, layer ${layer}, head ${head}`;
@@ -60,7 +63,7 @@ function headFigure(options, value, hold, text) {
       panels: kindsOf(runs).map((kind) => panel(kind, colours)),
       x: { label: 'layer, its heads sorted' },
       y: { hold },
-      entries: entriesOf(runs, colours),
+      entries: dotsOf(runs, colours),
     }),
     rows: [['run', 'attention', 'layer', 'head', options.name], ...rows],
   };

@@ -7,7 +7,7 @@ const ROLES = {
   'previous position': ['position', (head) => atOffset(head, -1), 'weight on the token before'],
   'same position': ['position', (head) => atOffset(head, 0), 'weight on the token itself'],
   'next position': ['position', (head) => atOffset(head, 1), 'weight on the token after'],
-  'subword merging': ['subword_merging', (head) => head.merging, 'weight of a word\u2019s pieces on one another'],
+  'subword merging': ['subword_merging', (head) => head.merging, 'weight of a split word\u2019s pieces on one another'],
   interrogation: ['interrogation', (head) => head.interrogation, 'weight on \u201c?\u201d from words that ask'],
   'first token': ['first_token', (head) => head.first, 'weight on the first token'],
   'near one-hot': ['one_hot', (head) => head.oneHot, 'rows with a weight above 0.95'],
@@ -16,10 +16,21 @@ const ROLES = {
 
 const threshold = (run, role) => run.thresholds[ROLES[role][0]];
 
-// A key of cross-attention has no place beside the query, and a causal query does not see the next one.
-function canHave(role, { run, site, kind }) {
-  if (ROLES[role][0] !== 'position') return true;
-  return kind !== 'cross' && !(role === 'next position' && run.causal.includes(site));
+// A key of cross-attention has no place beside the query.
+const canHave = (role, { kind }) => ROLES[role][0] !== 'position' || kind !== 'cross';
+
+// What the data must hold for a role: how many there are at a layer, null where nobody told, and what if there is none.
+const NEEDED = {
+  'subword merging': ['split_words', 'no word is split in the data'],
+  interrogation: ['questions', 'no question in the data'],
+};
+
+function whyNobody(run, role) {
+  const [name, reason] = NEEDED[role] ?? [];
+  const counts = Object.values(run.sites)
+    .map((site) => site[name])
+    .filter(isNumber);
+  return counts.length && counts.every((count) => !count) ? reason : '\u2013';
 }
 
 // The heads of a run that can have a role, best first.
@@ -62,7 +73,7 @@ function namedHeads() {
 
 function namedCell(run, role) {
   const all = ranked(run, role);
-  if (!all.length) return '\u2013';
+  if (!all.length) return el('span', { class: 'far' }, whyNobody(run, role));
   const named = all.filter(({ score }) => score >= threshold(run, role));
   if (!named.length) return el('div', { class: 'far' }, scored(all[0]));
   const more = named.length - MOST_NAMED;

@@ -11,8 +11,9 @@ const diversity = () =>
     ytitle: 'divergence',
   });
 
-const visibleOffsets = ({ run, site }) =>
-  run.offsets.map((offset, k) => [offset, k]).filter(([offset]) => offset <= 0 || !run.causal.includes(site));
+// Distances at which some row sees a key, each with the weight there.
+const seenOffsets = ({ run, confidence }) =>
+  run.offsets.map((offset, k) => [offset, confidence[k]]).filter(([, weight]) => isNumber(weight));
 
 function positions() {
   const heads = runs.flatMap((run) => run.everyHead()).filter((head) => head.kind !== 'cross');
@@ -32,14 +33,14 @@ function positions() {
             dots: heads
               .filter((head) => head.kind === kind)
               .flatMap((head) =>
-                visibleOffsets(head).map(([offset, k]) => ({
+                seenOffsets(head).map(([offset, weight]) => ({
                   x: offset + (0.7 * (head.run.number + 0.5)) / runs.length - 0.35,
-                  y: head.confidence[k],
+                  y: weight,
                   colour: colourOf(head.run, colours),
                   tip: () => [
                     head.run.name,
                     headName(head),
-                    `${percent(head.confidence[k])} at ${offset > 0 ? '+' : ''}${offset}`,
+                    `${percent(weight)} at ${offset > 0 ? '+' : ''}${offset}`,
                   ],
                   press: open(head.run, kind, head.layer, head.head),
                 })),
@@ -47,19 +48,19 @@ function positions() {
           })),
         x: { label: 'distance of the key from the query', ticks: runs[0].offsets, domain: [-3.5, 3.5] },
         y: { domain: [0, 1], format: (value) => percent(value, 0) },
-        entries: entriesOf(runs, colours),
+        entries: dotsOf(runs, colours),
         columns: 2,
       }),
       rows: [
         ['run', 'attention', 'layer', 'head', 'distance', 'confidence'],
         ...heads.flatMap((head) =>
-          head.confidence.map((found, k) => [
+          seenOffsets(head).map(([offset, weight]) => [
             head.run.name,
             head.kind,
             head.layer,
             head.head,
-            head.run.offsets[k],
-            found,
+            offset,
+            weight,
           ]),
         ),
       ],

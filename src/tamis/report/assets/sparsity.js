@@ -62,11 +62,6 @@ function densityHistograms() {
     const total = counts.reduce((sum, count) => sum + count, 0);
     return counts.map((count) => count / Math.max(1, total));
   };
-  const steps = (values) =>
-    values.flatMap((value, bin) => [
-      [bin / values.length, value],
-      [(bin + 1) / values.length, value],
-    ]);
   return (
     some.length && {
       name: 'density-histograms',
@@ -77,13 +72,19 @@ function densityHistograms() {
       draw: (colours) => ({
         panels: kindsOf(some).map((kind) => ({
           title: KIND_NAMES[kind],
-          lines: some
-            .filter((run) => run.density_histograms[kind])
-            .map((run) => ({
-              points: steps(shares(run, kind)),
+          bars: some.flatMap((run, place) =>
+            shares(run, kind).map((share, bin, all) => ({
+              x0: (bin + place / some.length) / all.length,
+              x1: (bin + (place + 1) / some.length) / all.length,
+              y: share,
               colour: colourOf(run, colours),
-              tip: ([density, share]) => [run.name, `density near ${fixed(density, 2)}`, `${percent(share)} of rows`],
+              tip: () => [
+                run.name,
+                `density ${fixed(bin / all.length, 2)} to ${fixed((bin + 1) / all.length, 2)}`,
+                `${percent(share)} of rows`,
+              ],
             })),
+          ),
         })),
         x: { label: 'density of a row', domain: [0, 1] },
         y: { domain: [0, 1], format: (value) => percent(value, 0) },

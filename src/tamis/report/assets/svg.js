@@ -14,17 +14,12 @@ const path = (points) => points.map(([x, y], k) => `${k ? 'L' : 'M'}${x.toFixed(
 
 function legend(entries, x, y, colours) {
   const group = svg('g', { class: 'legend' });
-  for (const { name, colour, dashed } of entries) {
+  for (const { name, colour, dashed, dot } of entries) {
+    const line = { x1: x, x2: x + 18, y1: y - 4, y2: y - 4, stroke: colour, 'stroke-width': 3 };
     group.append(
-      svg('line', {
-        x1: x,
-        x2: x + 18,
-        y1: y - 4,
-        y2: y - 4,
-        stroke: colour,
-        'stroke-width': 3,
-        'stroke-dasharray': dashed && '4 3',
-      }),
+      dot
+        ? svg('circle', { cx: x + 9, cy: y - 4, r: 4, fill: colour })
+        : svg('line', { ...line, 'stroke-dasharray': dashed && '4 3' }),
       label(name, x + 24, y, { fill: colours.ink }),
     );
     x += 24 + 6.4 * name.length + 22;

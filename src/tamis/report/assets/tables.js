@@ -92,6 +92,7 @@ const HEAD_COLUMNS = [
   ['first', (head) => head.first, 3],
   ['one-hot', (head) => head.oneHot, 3],
   ['merging', (head) => head.merging, 3],
+  ['merging, all words', (head) => head.paperMerging, 3],
   ['asking', (head) => head.interrogation, 3],
   ['null', (head) => head.nulls, 3],
   ['loss without', (head) => head.importance, 4],
@@ -138,7 +139,9 @@ function everyHeadTable() {
       title: 'Every head',
       caption:
         'Press the title of a column to sort by it, again to turn it round. Before, itself, after: weight on the ' +
-        'token before the query, on it, after it. Loss without: how much the loss grows without the head.',
+        'token before the query, on it, after it. Merging: over words of two pieces or more, and over all words, of ' +
+        'which those of one piece count what a token gives itself. Loss without: how much the loss grows without the ' +
+        'head.',
       rows: [columns.map(([title]) => title), ...heads.map((head) => columns.map(([, value]) => value(head)))],
     },
     el('details', {}, el('summary', {}, `${heads.length} heads`), place),

@@ -1,0 +1,39 @@
+"""What lies beside a model's weights: its way of decoding."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from tamis.decoding.settings import DecodingConfig
+
+DECODING = "decoding.json"
+
+
+def model_folder(path: Path) -> Path:
+    """That of a run, or the folder itself."""
+    if not path.is_dir():
+        raise FileNotFoundError(f"there is no folder {path}")
+    if (path / "model").is_dir():
+        return path / "model"
+    if (path / "config.toml").is_file():
+        raise FileNotFoundError(f"{path} is a run without a model/: has it been trained to its end?")
+    return path
+
+
+def save_decoding(folder: Path, decoding: DecodingConfig) -> None:
+    (folder / DECODING).write_text(json.dumps(decoding.to_dict(), indent=2) + "\n", encoding="utf-8")
+
+
+def load_decoding(folder: Path) -> DecodingConfig:
+    """What `save_decoding` wrote, or the defaults."""
+    path = folder / DECODING
+    if not path.is_file():
+        return DecodingConfig()
+    try:
+        values = json.loads(path.read_text(encoding="utf-8"))
+        if not isinstance(values, dict):
+            raise ValueError(f"expected a table of settings, got {type(values).__name__}")
+        return DecodingConfig.from_dict(values)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise ValueError(f"{path}: {error}") from error
