@@ -27,6 +27,22 @@ def alternate(calls: dict[str, Callable[[], object]], repeats: int) -> dict[str,
     return {name: {"min_ms": min(ms), "median_ms": statistics.median(ms)} for name, ms in times.items()}
 
 
+def event_times(call: Callable[[], object], repeats: int) -> dict[str, float]:
+    """Microseconds of a call on the GPU, by events: median, and the spread between the fastest and slowest tenth."""
+    for _ in range(3):
+        call()
+    times = []
+    for _ in range(max(10, repeats)):
+        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        start.record()
+        call()
+        end.record()
+        end.synchronize()
+        times.append(start.elapsed_time(end) * 1e3)
+    tenths = statistics.quantiles(times, n=10)
+    return {"median_us": statistics.median(times), "spread_us": tenths[-1] - tenths[0]}
+
+
 def peak_memory(call: Callable[[], object]) -> int | None:
     """Bytes by which the process grows at most during a call; None where the system does not tell."""
     try:

@@ -10,8 +10,10 @@ import torch
 from torch import Tensor
 
 from tamis.attention.checks import values_known
+from tamis.kernels import rows_ops
 from tamis.transforms.solver import compute_dtype
 
+BACKENDS = ("auto", "reference", "triton")
 _LOWEST, _HIGHEST = 2.0**-23 - 1.0, 1e30
 
 
@@ -36,6 +38,17 @@ def restore(weights: Tensor, input: Tensor, dim: int) -> Tensor:
         return weights.reshape(()).to(dtype)
     weights = weights.to(dtype).movedim(-1, dim)
     return weights.contiguous() if dim != input.ndim - 1 and input.is_contiguous() else weights
+
+
+def takes_kernel(backend: str, z: Tensor) -> bool:
+    """Whether a row transform of these scores, with `dim` last, runs as a fused kernel."""
+    if backend not in BACKENDS:
+        raise ValueError(f"backend must be one of {', '.join(BACKENDS)}, got {backend!r}")
+    if backend != "triton":  # "auto" will take them once they have been tested and measured on a GPU
+        return False
+    if (obstacle := rows_ops.obstacle(z)) is not None:
+        raise RuntimeError(f'backend="triton": {obstacle}; backend="auto" takes the plain PyTorch path')
+    return True
 
 
 def check_scores(input: Tensor, dim: int) -> int:

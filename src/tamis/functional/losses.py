@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 
 import torch
 from torch import Tensor
 
 from tamis.attention.checks import values_known
-from tamis.functional.checks import check_scores, promote, row_parameter
+from tamis.functional.checks import check_scores, promote, row_parameter, takes_kernel
+from tamis.kernels import rows_ops as rows
 from tamis.transforms.entmax import entmax_conjugate
 from tamis.transforms.losses import Conjugate, class_loss, probability_loss
 from tamis.transforms.relatives import normmax_conjugate
@@ -23,6 +25,7 @@ def entmax_loss(
     ignore_index: int = -100,
     reduction: str = "mean",
     label_smoothing: float = 0.0,
+    backend: str = "auto",
 ) -> Tensor:
     """The Fenchel-Young loss of :func:`entmax`; takes what `torch.nn.functional.cross_entropy` takes.
 
@@ -38,12 +41,16 @@ def entmax_loss(
         ignore_index: a class index whose samples do not count.
         reduction: "none", "sum" or "mean".
         label_smoothing: in [0, 1].
+        backend: "auto"; "reference" for the plain PyTorch path; "triton" to insist on a fused kernel.
 
     A class whose score is -inf costs +inf as a target and nothing otherwise.
     """
     e, z = _loss_inputs(input, target, alpha, 0.0, subtract=1.0)
-    conjugate = partial(entmax_conjugate, e=e)
-    return _loss(conjugate, z, input, target, weight, ignore_index, reduction, label_smoothing)
+    fused = takes_kernel(backend, z)
+    conjugate = partial(rows.conjugate if fused else entmax_conjugate, e=e)
+    # No weights are stored then; but class weights that are learned need the plain operations.
+    by_class = partial(rows.class_loss, e) if fused and not (weight is not None and weight.requires_grad) else None
+    return _loss(conjugate, z, input, target, weight, ignore_index, reduction, label_smoothing, by_class)
 
 
 def sparsemax_loss(
@@ -54,6 +61,7 @@ def sparsemax_loss(
     ignore_index: int = -100,
     reduction: str = "mean",
     label_smoothing: float = 0.0,
+    backend: str = "auto",
 ) -> Tensor:
     """:func:`entmax_loss` at alpha = 2."""
     return entmax_loss(
@@ -64,6 +72,7 @@ def sparsemax_loss(
         ignore_index=ignore_index,
         reduction=reduction,
         label_smoothing=label_smoothing,
+        backend=backend,
     )
 
 
@@ -118,6 +127,7 @@ def _loss(
     ignore_index: int,
     reduction: str,
     label_smoothing: float,
+    by_class: Callable[..., tuple[Tensor, Tensor]] | None = None,
 ) -> Tensor:
     classes = z.shape[-1]
     if reduction not in ("none", "sum", "mean"):
@@ -140,7 +150,8 @@ def _loss(
         count = torch.full((), float(losses.numel()), dtype=losses.dtype, device=losses.device)
     else:
         target = _check_indices(target, classes, ignore_index)
-        losses, counts = class_loss(conjugate, z, target, weight, ignore_index, label_smoothing)
+        by_class = partial(class_loss, conjugate) if by_class is None else by_class
+        losses, counts = by_class(z, target, weight, ignore_index, label_smoothing)
         count = counts.sum()
     if reduction == "mean":
         losses = losses.sum() / count

@@ -7,13 +7,21 @@ import math
 import torch
 from torch import Tensor
 
-from tamis.functional.checks import exponent, prepare, restore, row_parameter
+from tamis.functional.checks import exponent, prepare, restore, row_parameter, takes_kernel
+from tamis.kernels import rows_ops as rows
 from tamis.transforms.entmax import entmax_weights
 from tamis.transforms.relatives import budgetmax_weights, normmax_weights
 from tamis.transforms.solver import compute_dtype
 
 
-def entmax(input: Tensor, alpha: float | Tensor = 1.5, dim: int = -1, *, mask: Tensor | None = None) -> Tensor:
+def entmax(
+    input: Tensor,
+    alpha: float | Tensor = 1.5,
+    dim: int = -1,
+    *,
+    mask: Tensor | None = None,
+    backend: str = "auto",
+) -> Tensor:
     """Sparse weights over `dim`: alpha-entmax, between softmax (alpha = 1) and argmax (alpha -> infinity).
 
     Solves ``argmax over the simplex of <p, z> + H_alpha(p)``; for alpha > 1 low scores get exactly zero.
@@ -25,6 +33,7 @@ def entmax(input: Tensor, alpha: float | Tensor = 1.5, dim: int = -1, *, mask: T
             and the last dim; otherwise a tensor that broadcasts against `input` with `dim` reduced to size 1.
         dim: the dimension that sums to one.
         mask: boolean, broadcastable to `input`, True = keep.
+        backend: "auto"; "reference" for the plain PyTorch path; "triton" to insist on a fused kernel.
 
     Returns:
         Weights with the shape and dtype of `input` (fp32 under autocast).  A row with nothing to attend
@@ -35,17 +44,19 @@ def entmax(input: Tensor, alpha: float | Tensor = 1.5, dim: int = -1, *, mask: T
         tensor([0.8307, 0.1693, 0.0000])
     """
     z, dim = prepare(input, dim, mask)
-    return restore(entmax_weights(z, exponent(alpha, input, dim)), input, dim)
+    e = exponent(alpha, input, dim)
+    transform = rows.weights if takes_kernel(backend, z) else entmax_weights
+    return restore(transform(z, e), input, dim)
 
 
-def sparsemax(input: Tensor, dim: int = -1, *, mask: Tensor | None = None) -> Tensor:
+def sparsemax(input: Tensor, dim: int = -1, *, mask: Tensor | None = None, backend: str = "auto") -> Tensor:
     """The Euclidean projection of the scores onto the simplex: :func:`entmax` at alpha = 2."""
-    return entmax(input, 2.0, dim, mask=mask)
+    return entmax(input, 2.0, dim, mask=mask, backend=backend)
 
 
-def entmax15(input: Tensor, dim: int = -1, *, mask: Tensor | None = None) -> Tensor:
+def entmax15(input: Tensor, dim: int = -1, *, mask: Tensor | None = None, backend: str = "auto") -> Tensor:
     """:func:`entmax` at alpha = 1.5, the usual choice when alpha is not learned."""
-    return entmax(input, 1.5, dim, mask=mask)
+    return entmax(input, 1.5, dim, mask=mask, backend=backend)
 
 
 def entmax_threshold(
