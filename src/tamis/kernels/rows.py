@@ -79,7 +79,7 @@ def weigh(d, hi, lo, e, RULE: tl.constexpr):
         else:
             x, v, log_x = _power(d, hi, lo, e)
     else:
-        x, v, log_x = _entmax(d + hi[:, None], lo * e, e, RULE, False)
+        x, v, log_x = _entmax(d, -hi, lo * e, None, e, 1.0, RULE, False, False)
     return x, v, log_x
 
 
@@ -167,7 +167,7 @@ def _alpha_terms(x, log_x, total, r, e):
     log_n = -tl.log(total)
     t = tl.maximum(log_x * _LN_2 + (e * log_n)[:, None], -87.0 * tl.maximum(e, 1.0))
     p = r / total[:, None]
-    kappa = _curvature(x, log_x, tl.exp(log_n), e, False)
+    kappa = _curvature(x, log_x + (e * log_n * _LOG2_E)[:, None], e, False)
     return tl.where(p > 0.0, p * (_expm1(t) / e), 0.0), tl.where(p > 0.0, p * kappa, 0.0)
 
 
@@ -411,8 +411,9 @@ def _passed(source, g, m, hi, lo, mean, total, e, RULE: tl.constexpr, FROM_P: tl
     dz += tl.where(mean == mean, 0.0, mean)[:, None]
     de = tl.zeros_like(dz)
     if WITH_E:
-        n = tl.full(m.shape, 1.0, tl.float32) if FROM_P else 1.0 / total
-        de = -_curvature(x, log_x, n, e, False) * dz
+        if not FROM_P:  # there it is that of the weights themselves
+            log_x -= (e * tl.log2(total))[:, None]
+        de = -_curvature(x, log_x, e, False) * dz
     return dz, de
 
 

@@ -50,7 +50,7 @@ def _exp(log_p):
 @triton.jit
 def _kappa(log_p, e):
     log_x = tl.maximum(log_p, -87.0) * (e / _LN_2)
-    return _curvature(log_x, log_x, tl.full((1,), 1.0, tl.float32), e, False)
+    return _curvature(log_x, log_x, e, False)
 
 
 @triton.jit
