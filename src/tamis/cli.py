@@ -404,7 +404,7 @@ def demo_tasks(
 ) -> None:
     """Train softmax and ASEntmax on short sequences, and see which of them still does the task on longer ones.
 
-    Two minutes on two cores, nothing to download.  --quick takes seconds and learns nothing: it shows that everything
+    Half a minute on one core, nothing to download.  --quick takes seconds and learns nothing: it shows that everything
     works.
     """
     from tamis.demo.lengths import run
