@@ -9,6 +9,7 @@ import zlib
 from collections.abc import Iterator
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor
 
@@ -51,6 +52,12 @@ def covering(factors: dict[str, tuple[Any, ...]], seed: int = 0) -> list[dict[st
         missing -= set(pairs(best, names))
         cases.append({name: factors[name][best[name]] for name in names})
     return cases
+
+
+def parameters(cases: list[dict[str, Any]], every: int) -> list[Any]:
+    """The cases as parameters of a test, of which one in so many is not slow."""
+    slow = pytest.mark.slow
+    return [pytest.param(case, id=describe(case), marks=slow if i % every else ()) for i, case in enumerate(cases)]
 
 
 def pairs(case: dict[str, int], names: list[str]) -> Iterator[tuple[str, int, str, int]]:

@@ -195,7 +195,7 @@ def test_obstacles_are_named(what):
 STATISTICS = {**SMALL, "lengths": ((20, 70), (5, 150)), "dropout": (0.3,), "head_dims": ((16, 16),)}
 
 
-@pytest.mark.parametrize("case", covering(STATISTICS)[::6], ids=describe)
+@pytest.mark.parametrize("case", covering(STATISTICS)[::12], ids=describe)
 @pytest.mark.parametrize("long", [False, True])
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
 def test_statistics(case, long, request):

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import tamis
-from kernels.cases import FACTORS, Problem, check, covering, describe
+from kernels.cases import FACTORS, Problem, check, covering, describe, parameters
 
 pytest.importorskip("triton")
 from tamis.kernels import launch
@@ -25,12 +25,12 @@ LONG = {
 }
 
 
-@pytest.mark.parametrize("case", covering(LONG), ids=describe)
+@pytest.mark.parametrize("case", parameters(covering(LONG), every=9))
 def test_pairs_of_features(case, known_dropout):
     check(Problem(case, torch.float32))
 
 
-@pytest.mark.parametrize("case", covering({**LONG, "lengths": ((5, 150),), "rule": (1.5, "learned")})[:6], ids=describe)
+@pytest.mark.parametrize("case", covering({**LONG, "lengths": ((5, 150),), "rule": (1.5, "learned")})[:1], ids=describe)
 def test_fp16(case, known_dropout):
     check(Problem(case, torch.float16))
 
@@ -83,13 +83,13 @@ def test_nan_is_not_skipped():
 
 
 @pytest.mark.parametrize("causal", [False, True])
-@pytest.mark.parametrize("slope", [0.0, 0.02, 0.5, 4.0])
+@pytest.mark.parametrize("slope", [0.02, 4.0])
 def test_far_keys_count_where_they_outweigh_their_distance(slope, causal):
-    query, key, value = (torch.randn(1, 2, 300, 16) for _ in range(3))
-    key[0, 0, 2] = 40.0 * query[0, 0, 250] / query[0, 0, 250].norm()
-    key[0, 0, 290] = 40.0 * query[0, 0, 20] / query[0, 0, 20].norm()
-    options = {"alibi_slopes": torch.full((2,), slope), "is_causal": causal}
+    query, key, value = (torch.randn(1, 1, 140, 16) for _ in range(3))
+    key[0, 0, 2] = 40.0 * query[0, 0, 120] / query[0, 0, 120].norm()
+    key[0, 0, 130] = 40.0 * query[0, 0, 20] / query[0, 0, 20].norm()
+    options = {"alibi_slopes": torch.tensor([slope]), "is_causal": causal}
     fused = tamis.entmax_attention(query, key, value, backend="triton", **options)
     weights = tamis.functional.attention_weights(query.double(), key.double(), **options)
     torch.testing.assert_close(fused, (weights @ value.double()).float(), rtol=1e-4, atol=1e-4)
-    assert slope > 0.1 or weights[0, 0, 250, 2] > 0.0
+    assert slope > 0.1 or weights[0, 0, 120, 2] > 0.0
