@@ -230,3 +230,19 @@ def check_statistics(problem: Problem) -> None:
         torch.testing.assert_close(
             getattr(found, field.name).cpu(), getattr(expected, field.name), rtol=1e-3, atol=1e-4, msg=field.name
         )
+
+
+ADVERSARIAL = ("equal", "one above", "large", "near ties")
+
+
+def check_mass(kind: str, alpha: float, n: int) -> None:
+    """Of a row of n scores that are hard to solve, the weights sum to one."""
+    scores = {
+        "equal": torch.zeros(n),
+        "one above": torch.where(torch.arange(n) == 3, 0.0, -1.0 / (alpha - 1.0) + 1e-3),
+        "large": torch.linspace(990.0, 1000.0, n),
+        "near ties": 1.0 + 1e-6 * torch.arange(n),
+    }[kind]
+    query, key, ones = torch.ones(1, 1, 1, 16), torch.zeros(1, 1, n, 16), torch.ones(1, 1, n, 16)
+    out = entmax_attention(query, key, ones, scores.view(1, 1, 1, n), alpha=alpha, backend="triton")
+    torch.testing.assert_close(out, torch.ones_like(out), rtol=0.0, atol=1e-5)

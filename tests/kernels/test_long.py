@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import tamis
-from kernels.cases import FACTORS, Problem, check, covering, describe, parameters
+from kernels.cases import ADVERSARIAL, FACTORS, Problem, check, check_mass, covering, describe, parameters
 
 pytest.importorskip("triton")
 from tamis.kernels import launch
@@ -36,20 +36,9 @@ def test_fp16(case, known_dropout):
 
 
 @pytest.mark.parametrize("alpha", [1.5, 2.0, 1.2])
-@pytest.mark.parametrize("kind", ["equal", "one above", "large", "near ties"])
+@pytest.mark.parametrize("kind", ADVERSARIAL)
 def test_mass_is_one_on_adversarial_rows(alpha, kind):
-    n = 300
-    scores = {
-        "equal": torch.zeros(n),
-        "one above": torch.where(torch.arange(n) == 3, 0.0, -1.0 / (alpha - 1.0) + 1e-3),
-        "large": torch.linspace(990.0, 1000.0, n),
-        "near ties": 1.0 + 1e-6 * torch.arange(n),
-    }[kind]
-    query, key = torch.ones(1, 1, 1, 16), torch.zeros(1, 1, n, 16)
-    out = tamis.entmax_attention(
-        query, key, torch.ones(1, 1, n, 16), scores.view(1, 1, 1, n), alpha=alpha, backend="triton"
-    )
-    torch.testing.assert_close(out, torch.ones_like(out), rtol=0.0, atol=1e-5)
+    check_mass(kind, alpha, 300)
 
 
 def bits_of(query, key, alpha, monkeypatch):

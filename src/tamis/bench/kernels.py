@@ -21,7 +21,7 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from tamis import functional
-from tamis.bench.timing import machine, save
+from tamis.bench.timing import event_times, machine, save
 
 HEADS, HEAD_DIM, TOKENS = 8, 64, 8192
 LENGTHS = (32, 64, 128, 256, 512)
@@ -232,15 +232,7 @@ def gpu_time(call: Callable[[], object]) -> tuple[float, bool]:
         return graph_time(call), True
     except RuntimeError:
         torch.cuda.synchronize()
-    times = []
-    for _ in range(20):
-        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-        start.record()
-        call()
-        end.record()
-        end.synchronize()
-        times.append(start.elapsed_time(end) * 1e3)
-    return sorted(times)[10], False
+    return event_times(call, 20)["median_us"], False
 
 
 def host_time(call: Callable[[], object], repeats: int = 50) -> float:
