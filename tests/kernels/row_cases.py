@@ -70,8 +70,12 @@ def _leaves(z: Tensor, alpha: Any, dtype: torch.dtype) -> list[Tensor]:
 
 
 def close(ours: list[Tensor], exact: list[Tensor], dtype: torch.dtype) -> None:
-    """To a few units of fp32, or to the rounding of what comes in and goes out in 16 bits."""
-    bound = {torch.float32: 1e-5, torch.float16: 1e-3}.get(dtype, 8e-3)
+    """To a few units of fp32, or to the rounding of what comes in and goes out in 16 bits.
+
+    Weights of wide rows lie where fp16 has few bits left: of those one can ask for the rounding of the exact result.
+    """
+    least = {torch.float32: 1e-5, torch.float16: 1e-3}.get(dtype, 8e-3)
     for name, x, truth in zip(("values", "d scores", "d alpha"), ours, exact, strict=False):
         assert x.shape == truth.shape
+        bound = max(least, 1.1 * error(truth.to(x.dtype), truth))
         assert error(x, truth) <= bound, f"{name}: off by {error(x, truth):.1e}"

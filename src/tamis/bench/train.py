@@ -44,8 +44,7 @@ ARMS: dict[str, Any] = {
     "alpha-entmax": "entmax",
     "ReLA": "rela",
 }
-DENSE = {
-    "torch's choice": None,
+DENSE = {  # torch, left to choose, takes cuDNN's here
     "flash, padding not masked": SDPBackend.FLASH_ATTENTION,
     "cudnn": SDPBackend.CUDNN_ATTENTION,
     "efficient": SDPBackend.EFFICIENT_ATTENTION,

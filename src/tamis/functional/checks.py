@@ -44,11 +44,12 @@ def takes_kernel(backend: str, z: Tensor) -> bool:
     """Whether a row transform of these scores, with `dim` last, runs as a fused kernel."""
     if backend not in BACKENDS:
         raise ValueError(f"backend must be one of {', '.join(BACKENDS)}, got {backend!r}")
-    if backend != "triton":  # "auto" will take them once they have been tested and measured on a GPU
+    if backend == "reference" or (backend == "auto" and not z.is_cuda):
         return False
-    if (obstacle := rows_ops.obstacle(z)) is not None:
+    obstacle = rows_ops.obstacle(z)
+    if obstacle is not None and backend == "triton":
         raise RuntimeError(f'backend="triton": {obstacle}; backend="auto" takes the plain PyTorch path')
-    return True
+    return obstacle is None
 
 
 def check_scores(input: Tensor, dim: int) -> int:
