@@ -142,6 +142,11 @@ def test_the_commands(place, run):
     assert len(lines) == 3
     assert lines[0].startswith("The old man")
     assert lines[:2] == TextGenerator.load(run, "cpu")(["The old man", ""])
+    spread = called("dispersion", run, "--device", "cpu", "--output", place / "spread.svg", "--set", "samples=2")
+    assert spread.exit_code == 0, spread.output
+    found = json.loads((run / "dispersion.json").read_text())
+    assert [(row["length"], row["keys"], row["samples"]) for row in found["lengths"]] == [(160, 160, 2), (320, 320, 2)]
+    assert (place / "spread.svg").exists()
     several = called(
         "generate", run, "--device", "cpu", "--prompt", "The", "--set", "n_best=3", "--set", "max_length=4"
     )

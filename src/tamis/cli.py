@@ -240,6 +240,32 @@ def analyze(
 
 
 @command(app)
+def dispersion(
+    runs: Annotated[list[Path], typer.Argument(help="Runs of language models or of tasks.")],
+    overrides: Annotated[
+        list[str], typer.Option("--set", metavar="KEY=VALUE", help="lengths=[512,4096], samples=8, queries=32 ...")
+    ] = [],  # noqa: B006
+    output: Annotated[Path, typer.Option(help="A .pdf, .svg or .png file.")] = Path("dispersion.png"),
+    device: Device = None,
+) -> None:
+    """How heads spread as texts grow: entropy, support, and how far those with an ALiBi bias reach.
+
+    Writes dispersion.json into each run, and one picture of all.
+    """
+    from tamis.config import read_settings
+    from tamis.evaluation.dispersion import plot_dispersion
+    from tamis.language_runs import is_language, language_dispersion
+    from tamis.task_runs import task_dispersion
+
+    for run in runs:
+        print(run)
+        measure = language_dispersion if is_language(run) else task_dispersion
+        measure(run, device, settings=read_settings(overrides))
+    plot_dispersion(runs, output)
+    print(output)
+
+
+@command(app)
 def report(
     runs: Annotated[list[str], typer.Argument(help="Folders of analysed runs, or NAME=RUN to call one so.")],
     output: Path = Path("report.html"),
@@ -353,6 +379,17 @@ def bench_train(
     from tamis.bench.train import run
 
     run(output, steps=steps, batch_tokens=batch_tokens, cuda_graphs=cuda_graphs)
+
+
+@command(bench, "context")
+def bench_context(output: Path | None = None, length: int = 1 << 16, new: int = 32, repeats: int = 3) -> None:
+    """Time and memory of one long text, to train on and to continue: sparse attention beside softmax and flash.
+
+    The table is printed; with --output its numbers are also written there as context-cuda.json or context-cpu.json.
+    """
+    from tamis.bench.context import run
+
+    run(output, length=length, new=new, repeats=repeats)
 
 
 @command(tasks, "list")

@@ -12,6 +12,7 @@
 data/NAME/      vocabulary, indexed documents                     prepare_language
 runs/NAME/      config.toml, metrics.jsonl, checkpoints/, model/  train_language
     evaluation.json                                               evaluate_language
+    dispersion.json                                               language_dispersion
 """
 
 from __future__ import annotations
@@ -25,16 +26,19 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from tamis.analysis.capture import capture
 from tamis.analysis.metrics import AttentionMetrics
 from tamis.config import as_toml, build_sections, check_name, flat_settings, read_tables
 from tamis.data.documents import DocumentCorpus, build_documents, read_documents
 from tamis.data.files import replacing
+from tamis.data.packing import Row
 from tamis.data.passkey import PasskeyText
 from tamis.data.prepare import PreparedText, TextConfig, VocabularyConfig, prepare_text
 from tamis.decoding.generator import TextGenerator, check_method
 from tamis.decoding.settings import DecodingConfig
+from tamis.evaluation.dispersion import DispersionConfig, write_dispersion
 from tamis.evaluation.language import LanguageConfig, score_passkeys, score_perplexity, spans
 from tamis.mechanisms.registry import read_spec
 from tamis.models.causal_lm import CausalLM, CausalLMConfig
@@ -182,8 +186,6 @@ def evaluate_language(
     """
     recipe = read_language_recipe(folder / RECIPE)
     config = LanguageConfig.from_dict({**recipe.evaluation.to_dict(), **(settings or {})})
-    if recipe.text.test is None:
-        raise ValueError(f"{folder / RECIPE} names no [text] test to evaluate on")
     loaded = TextGenerator.load(folder, device)
     passkeys = _passkeys(recipe, config, loaded) if config.passkey_samples else None
     result: dict[str, Any] = {
@@ -203,11 +205,9 @@ def evaluate_language(
             file.write((json.dumps(result, indent=1) + "\n").encode())
 
     autocast = torch.autocast(loaded.device.type, torch.bfloat16, enabled=recipe.training.precision == "bf16")
-    with tempfile.TemporaryDirectory() as scratch, autocast:
-        documents = read_documents(recipe.text.test, recipe.text.documents, recipe.text.key)
-        build_documents(documents, scratch, "test", loaded.vocabulary)
-        pieces = spans(DocumentCorpus.open(scratch, "test"), loaded.vocabulary, config)
-        longest = max(config.lengths)
+    pieces = _pieces(folder, recipe, config, loaded)
+    longest = max(config.lengths)
+    with autocast:
         for length in config.lengths:
             # Windows as long as the pieces cannot slide.
             for mode in ("full", "sliding") if config.stride and length < longest else ("full",):
@@ -226,6 +226,34 @@ def evaluate_language(
             result["passkeys"] += [score.to_dict() for score in row]
             write()
     return result
+
+
+def language_dispersion(
+    folder: Path, device: str | None = None, say: Say = print, settings: dict[str, Any] | None = None
+) -> dict[str, Any]:
+    """How the heads of a run spread on test texts of the lengths of its recipe; writes dispersion.json."""
+    recipe = read_language_recipe(folder / RECIPE)
+    config = DispersionConfig.from_dict({**DispersionConfig().to_dict(), **(settings or {})})
+    lengths = config.lengths or recipe.evaluation.lengths
+    loaded = TextGenerator.load(folder, device)
+    longest = max(lengths)
+    wanted = replace(recipe.evaluation, lengths=(longest,), tokens=config.samples * longest)
+    pieces = [torch.from_numpy(piece.inputs) for piece in _pieces(folder, recipe, wanted, loaded)]
+
+    def texts(length: int) -> Tensor:
+        return torch.stack(pieces)[:, :length]
+
+    return write_dispersion(folder, recipe.name, loaded.model, lengths, texts, config, say)
+
+
+def _pieces(folder: Path, recipe: LanguageRecipe, config: LanguageConfig, loaded: TextGenerator) -> list[Row]:
+    """Test texts as long as the greatest length."""
+    if recipe.text.test is None:
+        raise ValueError(f"{folder / RECIPE} names no [text] test to evaluate on")
+    with tempfile.TemporaryDirectory() as scratch:
+        documents = read_documents(recipe.text.test, recipe.text.documents, recipe.text.key)
+        build_documents(documents, scratch, "test", loaded.vocabulary)
+        return spans(DocumentCorpus.open(scratch, "test"), loaded.vocabulary, config)
 
 
 def _passkeys(recipe: LanguageRecipe, config: LanguageConfig, loaded: TextGenerator) -> PasskeyText:

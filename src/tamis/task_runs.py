@@ -9,6 +9,7 @@
 
 runs/NAME/      config.toml, metrics.jsonl, checkpoints/, model/  train_task
     lengths.json                                                  evaluate_task
+    dispersion.json                                               task_dispersion
 a figure                                                          plot_tasks
 """
 
@@ -21,9 +22,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from tamis.config import as_toml, build_sections, flat_settings, read_tables
 from tamis.data.files import replacing
+from tamis.data.tasks import stream
+from tamis.evaluation.dispersion import DispersionConfig, write_dispersion
 from tamis.evaluation.lengths import LengthsConfig, LengthScore, draw_lengths, score_lengths
 from tamis.mechanisms.registry import read_spec
 from tamis.models.causal_lm import CausalLM, CausalLMConfig
@@ -132,6 +136,25 @@ def evaluate_task(
     with replacing(folder / LENGTHS) as file:
         file.write((json.dumps(result, indent=1) + "\n").encode())
     return result
+
+
+def task_dispersion(
+    folder: Path,
+    device: str | None = None,
+    say: Callable[[str], None] = print,
+    settings: dict[str, Any] | None = None,
+) -> dict[str, Any]:
+    """How the heads of a run spread at the lengths of its recipe; writes dispersion.json."""
+    recipe = read_task_recipe(folder / RECIPE)
+    config = DispersionConfig.from_dict({**DispersionConfig().to_dict(), **(settings or {})})
+    lengths = config.lengths or [round(multiple * recipe.task.lengths[1]) for multiple in recipe.evaluation.multiples]
+    model = CausalLM.from_pretrained(folder / MODEL).to(choose_device(device))
+    task = recipe.task.build()
+
+    def texts(length: int) -> Tensor:
+        return task.generate(config.samples, length, stream("test", config.seed, length), "test").tokens[:, :-1]
+
+    return write_dispersion(folder, recipe.name, model, lengths, texts, config, say)
 
 
 def plot_tasks(folders: Sequence[Path], output: Path) -> None:

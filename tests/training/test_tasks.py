@@ -248,6 +248,11 @@ def test_the_commands(recipe, tmp_path):
     assert "1.5x        8" in shown
     assert str(tmp_path / "drawn.png") in called("plot", run, "--output", tmp_path / "drawn.png")
     assert (tmp_path / "drawn.png").stat().st_size > 10_000
+    spread = ["dispersion", str(run), "--device", "cpu", "--output", str(tmp_path / "spread.png"), "--set", "samples=2"]
+    result = CliRunner().invoke(app, spread)
+    assert result.exit_code == 0, result.output
+    assert len(json.loads((run / "dispersion.json").read_text())["lengths"]) == 2
+    assert (tmp_path / "spread.png").exists()
 
 
 def test_the_demo_gives_both_arms_the_same_but_for_the_mechanism():

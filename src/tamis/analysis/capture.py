@@ -22,7 +22,7 @@ Consumer = Callable[[str, Tensor, Tensor], None]
 InputConsumer = Callable[[str, Mechanism, Tensor, Tensor], None]
 """Called with a site, its mechanism, the input of its layer (B, Lq, embed_dim) and what is visible."""
 
-_NOT_ABOUT_WEIGHTS = ("dropout_p", "generator", "backend")
+_NOT_ABOUT_WEIGHTS = ("dropout_p", "generator", "backend", "page_norms")
 
 
 class Captured(dict[str, Tensor]):

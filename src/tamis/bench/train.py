@@ -63,8 +63,9 @@ class Dense(Mechanism):
     ) -> Tensor:
         mask = None if self.backend is SDPBackend.FLASH_ATTENTION else options.get("attn_mask")
         chosen = nullcontext() if self.backend is None else sdpa_kernel(self.backend)
+        causal = options["is_causal"] and query.shape[2] > 1  # torch would let a single query see the first key alone
         with chosen:
-            return F.scaled_dot_product_attention(query, key, value, mask, options["dropout_p"], options["is_causal"])
+            return F.scaled_dot_product_attention(query, key, value, mask, options["dropout_p"], causal)
 
 
 class MadeUpText:

@@ -8,6 +8,7 @@ from tamis.evaluation.alignment import (
     attention_alignment,
     score_links,
 )
+from tamis.evaluation.dispersion import DispersionConfig, LengthDispersion, draw_dispersion, measure_dispersion
 from tamis.evaluation.gold import GoldPair, parse_links, read_gold, read_links, read_pharaoh
 from tamis.evaluation.language import LanguageConfig, score_passkeys, score_perplexity
 from tamis.evaluation.lengths import LengthsConfig, LengthScore, draw_lengths, score_lengths
@@ -26,9 +27,11 @@ __all__ = [
     "AlignmentScore",
     "Comparison",
     "Difference",
+    "DispersionConfig",
     "GoldPair",
     "LanguageConfig",
     "LayerAlignment",
+    "LengthDispersion",
     "LengthScore",
     "LengthsConfig",
     "Likelihood",
@@ -38,7 +41,9 @@ __all__ = [
     "aer",
     "attention_alignment",
     "compare",
+    "draw_dispersion",
     "draw_lengths",
+    "measure_dispersion",
     "parse_links",
     "read_gold",
     "read_links",

@@ -21,7 +21,7 @@ from tamis.data.tasks import SequenceTask, stream
 from tamis.models.causal_lm import CausalLM
 from tamis.models.pretrained import LARGEST_SEED, Config, at_least, numbers
 from tamis.nn.modes import evaluating
-from tamis.report.plots import COLOURS, SUFFIXES
+from tamis.report.plots import COLOURS, check_figure
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -134,13 +134,7 @@ Scores = Mapping[str, Sequence[Sequence[LengthScore]]]
 
 def draw_lengths(scores: Scores, path: Path, title: str = "") -> None:
     """Exact match and token accuracy against length, one line for each mechanism: the mean of its runs."""
-    if path.suffix.removeprefix(".") not in SUFFIXES:
-        raise ValueError(f"a figure is written as one of {', '.join(SUFFIXES)}, got {path.name!r}")
-    try:
-        from matplotlib.figure import Figure
-    except ModuleNotFoundError:
-        raise ImportError("figures need matplotlib: pip install 'tamis[plots]'") from None
-    figure = Figure(figsize=(8, 3.2), layout="constrained")
+    figure = check_figure(path)(figsize=(8, 3.2), layout="constrained")
     figure.suptitle(title, fontsize=10)
     for panel, share in zip(figure.subplots(1, 2, sharey=True), ("exact_match", "token_accuracy"), strict=True):
         for place, (name, runs) in enumerate(scores.items()):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -10,6 +11,7 @@ from torch import Tensor, nn
 
 from tamis import functional
 from tamis.functional import Statistics
+from tamis.mechanisms.reach import entmax_in_reach
 
 _NOT_ABOUT_VISIBILITY = ("dropout_p", "generator", "backend", "scale", "alibi_slopes")
 
@@ -43,15 +45,27 @@ class Mechanism(nn.Module):
         return context.transpose(1, 2).flatten(2)
 
     def forward(
-        self, query: Tensor, key: Tensor, value: Tensor, *, hidden: Tensor | None = None, **options: Any
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        *,
+        hidden: Tensor | None = None,
+        page_norms: Tensor | None = None,
+        **options: Any,
     ) -> Tensor:
-        """(B, H, Lq, D), (B, Hk, Lk, D), (B, Hk, Lk, Dv) to (B, H, Lq, Dv)."""
+        """(B, H, Lq, D), (B, Hk, Lk, D), (B, Hk, Lk, Dv) to (B, H, Lq, Dv).
+
+        `page_norms` of cached keys let entmax pass over what ALiBi puts out of reach: :mod:`tamis.mechanisms.reach`.
+        """
         query, settings = self._scaled(query, key, hidden, options)
         attention: Callable[..., Tensor] = functional.entmax_attention
         if "activation" in settings:
             attention = functional.relu_attention
         elif isinstance(settings["alpha"], float) and settings["alpha"] == 1.0:
             attention, settings = functional.softmax_attention, {}
+        elif page_norms is not None:
+            attention = partial(entmax_in_reach, page_norms=page_norms)
         return attention(query, key, value, **settings, **options)
 
     def weights(self, query: Tensor, key: Tensor, *, hidden: Tensor | None = None, **options: Any) -> Tensor:

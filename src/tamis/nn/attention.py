@@ -8,10 +8,13 @@ import torch
 from torch import Tensor, nn
 
 from tamis.attention.masks import segments_of
-from tamis.mechanisms import Mechanism, SoftmaxAttention
+from tamis.mechanisms import ASEntmaxAttention, EntmaxAttention, Mechanism, SoftmaxAttention
 from tamis.mechanisms.checks import check_heads
 from tamis.nn.cache import AttentionCache
 from tamis.positions import NoPE, Position, position_rows
+
+FAR = 8192
+"""Cached keys from which on it pays to ask which of them an ALiBi bias puts out of reach."""
 
 
 class Attention(nn.Module):
@@ -85,6 +88,8 @@ class Attention(nn.Module):
         """
         query, key, value, arguments = self._prepare(x, memory, attn_mask, key_mask, positions, cache, options)
         dropout_p = self.dropout if self.training else 0.0
+        if cache is not None and not options and self._reach_is_bounded(query, cache, arguments):
+            arguments["page_norms"] = cache.page_norms()
         context = self.mechanism(query, key, value, hidden=x, is_causal=is_causal, dropout_p=dropout_p, **arguments)
         return self.out_proj(self.mechanism.merge(context))
 
@@ -155,6 +160,17 @@ class Attention(nn.Module):
         if self.num_kv_heads != self.num_heads:
             arguments["enable_gqa"] = True
         return query, key, value, arguments
+
+    def _reach_is_bounded(self, query: Tensor, cache: AttentionCache, arguments: dict[str, Any]) -> bool:
+        """Whether cached keys may be passed over: far ones, by a single token, where ALiBi is all that there is."""
+        return (
+            arguments.keys() == {"alibi_slopes"}
+            and query.shape[2] == 1
+            and cache.length >= FAR
+            and query.device.type == "cpu"  # elsewhere to wait for the answer costs more than to read the keys
+            and not (torch.is_grad_enabled() or torch.compiler.is_compiling())
+            and isinstance(self.mechanism, EntmaxAttention | ASEntmaxAttention)
+        )
 
     def _split(self, x: Tensor, heads: int) -> Tensor:
         return x.unflatten(-1, (heads, self.head_dim)).transpose(1, 2)  # (B, heads, L, head_dim)

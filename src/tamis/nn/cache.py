@@ -5,7 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
+
+from tamis.mechanisms.reach import PAGE
 
 
 class AttentionCache:
@@ -25,6 +28,7 @@ class AttentionCache:
         """(B, n), where the next n positions are written; see :meth:`ModelCache.overwrite`."""
         self._key: Tensor | None = None
         self._value: Tensor | None = None
+        self._norms: Tensor | None = None  # of whole pages, as far as somebody asked
 
     def append(self, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
         """Add new positions, or write them over those at `slots`; returns all there are."""
@@ -33,6 +37,7 @@ class AttentionCache:
             place, self.slots = (torch.arange(key.shape[0], device=key.device)[:, None], self.slots), None
             self._key.transpose(1, 2)[place] = key.transpose(1, 2)  # faster than to scatter with an index for all heads
             self._value.transpose(1, 2)[place] = value.transpose(1, 2)
+            self._norms = None
             return self._key[:, :, : self.length], self._value[:, :, : self.length]
         if torch.is_grad_enabled():
             self._key, self._value = self._joined(self._key, key), self._joined(self._value, value)
@@ -78,6 +83,8 @@ class AttentionCache:
         self.length = length
         if self.positions is not None:
             self.positions = self.positions[:, :length]
+        if self._norms is not None:
+            self._norms = self._norms[:, :, : length // PAGE]
 
     def contents(self) -> tuple[Tensor, Tensor] | None:
         """Keys and values so far, or None."""
@@ -85,11 +92,25 @@ class AttentionCache:
             return None
         return self._key[:, :, : self.length], self._value[:, :, : self.length]
 
+    def page_norms(self) -> Tensor:
+        """The largest norm of the keys in each page of PAGE, (B, Hk, pages); those of whole pages are computed once."""
+        assert self._key is not None
+        known = 0 if self._norms is None else self._norms.shape[2]
+        new = self._key[:, :, known * PAGE : self.length]
+        norms = torch.linalg.vector_norm(new, dim=-1, dtype=torch.promote_types(new.dtype, torch.float32))
+        filled = F.pad(norms, (0, -norms.shape[2] % PAGE))
+        pages = filled.unflatten(2, (filled.shape[2] // PAGE, PAGE)).amax(-1)
+        pages = pages if self._norms is None else torch.cat([self._norms, pages], 2)
+        self._norms = pages[:, :, : self.length // PAGE]
+        return pages
+
     def reorder(self, index: Tensor) -> None:
         """Let row i continue what row index[i] was: beams that survive, or a batch that shrinks."""
         if self._key is not None and self._value is not None:
             key = self._key.mT.index_select(0, index).mT if _across(self._key) else self._key.index_select(0, index)
             self._key, self._value = key, self._value.index_select(0, index)
+        if self._norms is not None:
+            self._norms = self._norms.index_select(0, index)
         if self.positions is not None and self.positions.shape[0] > 1:
             self.positions = self.positions.index_select(0, index)
 

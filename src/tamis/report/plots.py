@@ -193,11 +193,19 @@ FIGURES: dict[str, Callable[[Runs], Figure | None]] = {
 }
 
 
-def _need_matplotlib() -> None:
+def check_figure(path: Path) -> type[Figure]:
+    """What a figure that will be written there is made of; an error if it cannot be."""
+    if path.suffix.removeprefix(".") not in SUFFIXES:
+        raise ValueError(f"a figure is written as one of {', '.join(SUFFIXES)}, got {path.name!r}")
+    return _need_matplotlib()
+
+
+def _need_matplotlib() -> type[Figure]:
     try:
-        import matplotlib.figure  # noqa: F401
+        from matplotlib.figure import Figure
     except ModuleNotFoundError:
         raise ImportError("figures need matplotlib: pip install 'tamis[plots]'") from None
+    return Figure
 
 
 def _panels(

@@ -1,0 +1,110 @@
+"""Keys out of reach: what is passed over has no weight, and nothing changes."""
+
+import pytest
+import torch
+
+from tamis import attention_weights
+from tamis.mechanisms import reach
+from tamis.mechanisms.reach import PAGE, first_in_reach
+from tamis.models import CausalLM, CausalLMConfig
+from tamis.nn import attention
+from tamis.nn.cache import AttentionCache
+from tamis.nn.modes import evaluating
+from tamis.positions.alibi import geometric_slopes, harmonic_slopes
+
+
+def norms(key):
+    """Page by page."""
+    wide = key.to(torch.promote_types(key.dtype, torch.float32)).norm(dim=-1)
+    return torch.stack([page.amax(-1) for page in wide.split(PAGE, 2)], 2)
+
+
+SIZES = {"vocab_size": 20, "embed_dim": 64, "num_heads": 8, "ffn_dim": 64, "num_layers": 2}
+
+
+@pytest.mark.parametrize("alpha", [1.2, 1.5, 2.0, "per head"])
+@pytest.mark.parametrize("slopes", [harmonic_slopes(4) + [0.0] * 4, geometric_slopes(8)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+def test_what_is_out_of_reach_has_no_weight(alpha, slopes, dtype):
+    generator = torch.Generator().manual_seed(0)
+    slopes = torch.tensor(slopes)
+    alpha = torch.linspace(1.0, 2.0, 8) if alpha == "per head" else alpha
+    skipped = 0
+    for sharpness in (0.0, 0.3, 1.0, 5.0):
+        query = (sharpness * torch.randn(2, 8, 1, 16, generator=generator)).to(dtype)
+        key = torch.randn(2, 8, 500, 16, generator=generator)
+        key[:, :, 100:110] *= torch.logspace(-1, 2, 10)[:, None]  # far and long: some are in reach
+        key = key.to(dtype)
+        first = first_in_reach(query, key, norms(key), alpha, slopes)
+        weights = attention_weights(query, key, alpha=alpha, is_causal=True, alibi_slopes=slopes)
+        beyond = torch.arange(500) < first[:, None, None]
+        assert (weights[beyond.expand(weights.shape)] == 0.0).all()
+        assert (first[slopes == 0.0] == 0).all()
+        skipped += int(beyond.sum())
+    assert skipped > 1000
+
+
+def test_a_key_at_the_edge_and_one_that_is_not_a_number():
+    """Of two keys that point along the query, the far one is reached as soon as its lead pays for the way."""
+    query, slopes = torch.tensor([[[[4.0, 0.0, 0.0, 0.0]]]]), torch.ones(1)
+    key = torch.zeros(1, 1, 500, 4)
+    key[..., -1, 0] = 1.0  # a score of 2, so that 2 - 2 is the least that has a weight
+    for score, first in ((240.0, 448), (244.5, 192)):  # of the last key of a page, at distance 244
+        key[..., 255, 0] = score / 2
+        assert int(first_in_reach(query, key, norms(key), 1.5, slopes)) == first
+    key[..., 70, 0] = torch.nan
+    assert int(first_in_reach(query, key, norms(key), 1.5, slopes)) == 64
+
+
+@pytest.mark.parametrize("mechanism", ["asentmax", "entmax", {"name": "entmax", "alpha": 1.5}])
+@pytest.mark.parametrize("position", ["nape", "alibi"])
+def test_generating_is_the_same_and_looks_at_fewer_keys(monkeypatch, mechanism, position):
+    torch.manual_seed(0)
+    model = CausalLM(CausalLMConfig(mechanism=mechanism, position=position, **SIZES)).double()
+    tokens = torch.randint(20, (2, 400))
+    looked = []
+    whole = reach.functional.entmax_attention
+
+    def spy(query, key, value, **options):
+        looked.append(key.shape[2])
+        return whole(query, key, value, **options)
+
+    monkeypatch.setattr(reach.functional, "entmax_attention", spy)
+
+    def continued(far):
+        monkeypatch.setattr(attention, "FAR", far)
+        with evaluating(model):
+            cache = model.new_cache()
+            model(tokens[:, :390], cache=cache)
+            found = [model(tokens[:, n : n + 1], cache=cache) for n in range(390, 396)]
+            cache.reorder(torch.tensor([1, 0]))
+            cache.shorten(392)
+            looked.clear()
+            return torch.cat([*found, model(tokens[:, 396:397], cache=cache)], 1)
+
+    expected = continued(10**9)
+    assert set(looked) == {393}
+    torch.testing.assert_close(continued(8), expected, rtol=1e-10, atol=1e-10)
+    assert min(looked) < 196
+
+
+def test_norms_follow_what_is_cached():
+    cache = AttentionCache()
+    draw = torch.Generator().manual_seed(0)
+
+    def check():
+        torch.testing.assert_close(cache.page_norms(), norms(cache.contents()[0]))
+
+    with torch.no_grad():
+        for length in (5, 1, 58, 70, 1, 100):
+            key = torch.randn(3, 2, length, 4, generator=draw)
+            cache.append(key, key)
+            check()
+        cache.shorten(130)
+        check()
+        cache.reorder(torch.tensor([2, 0]))
+        check()
+        cache.slots = torch.tensor([[3], [7]])
+        key = torch.randn(2, 2, 1, 4, generator=draw)
+        cache.append(key, key)
+        check()
