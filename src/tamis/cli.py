@@ -340,16 +340,20 @@ def bench_solver(output: Path | None = None, rows: int = 300) -> None:
 
 
 @command(bench, "kernels")
-def bench_kernels(short: bool = False, output: Path | None = None) -> None:
+def bench_kernels(short: bool = False, relu: bool = False, output: Path | None = None) -> None:
     """Time the fused GPU kernels against F.scaled_dot_product_attention and the peers that are installed.
 
-    Rows of 4k to 64k keys; with --short, of up to 512, as in translation.  The table is printed; with --output its
-    numbers and a picture are also written there.
+    Rows of 4k to 64k keys of entmax, with --relu of ReLU attention; with --short, of up to 512, as in translation.  The
+    table is printed; with --output its numbers and a picture are also written there.
     """
     if short:
         from tamis.bench.kernels import run_short
 
         run_short(output)
+    elif relu:
+        from tamis.bench.relu import run as run_relu
+
+        run_relu(output)
     else:
         from tamis.bench.long import run
 

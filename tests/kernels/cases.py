@@ -18,6 +18,7 @@ from tamis.attention.statistics import dense_statistics, row_statistics
 from tamis.functional import attention_weights, attention_with_statistics, entmax_attention, relu_attention
 from tamis.functional.attention import _rule as make_rule
 from tamis.kernels import dispatch
+from tamis.kernels.arguments import ELEMENTWISE_RULES
 
 FACTORS: dict[str, tuple[Any, ...]] = {
     "rule": (1.5, 2.0, 1.3, 1.0, "learned", "near one", "relu", "squared_relu", "sigmoid"),
@@ -169,12 +170,12 @@ class Problem:
         weights = weights.to(compute)
         if self.dropout > 0.0:
             weights = weights * self.kept(seed).to(compute)
-        value = leaves[2].repeat_interleave(HEADS // leaves[2].shape[1], 1)
+        value = leaves[2].repeat_interleave(leaves[0].shape[1] // leaves[2].shape[1], 1)
         out = weights @ value
         return [out, *torch.autograd.grad(out, leaves, self.grad.to(compute))]
 
 
-ACTIVATIONS = ("relu", "squared_relu", "sigmoid")
+ACTIVATIONS = ELEMENTWISE_RULES
 SEED = 0x1234_5678_9ABC_DEF0 >> 2
 NAMES = ("output", "d query", "d key", "d value", "d alpha")
 
@@ -193,15 +194,17 @@ def fused(problem: Problem) -> list[Tensor]:
         torch.use_deterministic_algorithms(before)
 
 
-def check(problem: Problem) -> None:
-    """At most twice the error of dense attention in the same dtype, and a floor of rounding."""
+def check(problem: Problem) -> list[Tensor]:
+    """At most twice the error of dense attention in the same dtype, and a floor of rounding; what passed."""
     floor = 2e-6 if problem.dtype == torch.float32 else 1e-4
     exact = problem.dense(torch.float64, SEED)
     dense = problem.dense(problem.dtype, SEED)
-    for name, ours, theirs, truth in zip(NAMES, fused(problem), dense, exact, strict=False):
+    results = fused(problem)
+    for name, ours, theirs, truth in zip(NAMES, results, dense, exact, strict=False):
         assert ours.shape == truth.shape
         bound = 2.0 * error(theirs, truth) + floor
         assert error(ours, truth) <= bound, f"{name}: {error(ours, truth):.1e}, allowed {bound:.1e}"
+    return results
 
 
 def error(x: Tensor, truth: Tensor) -> float:
@@ -239,6 +242,19 @@ def check_statistics(problem: Problem) -> None:
         ours, *bounds = (getattr(x, field.name).cpu() for x in (found, expected, counted))
         between = ours.clamp(torch.minimum(*bounds), torch.maximum(*bounds))
         torch.testing.assert_close(ours, between, rtol=1e-3, atol=1e-4, msg=field.name)
+
+
+def plant(rule: str, lengths: tuple[int, int], run: int, dtype: torch.dtype, device: str = "cpu") -> Problem:
+    """A causal problem in which one run of keys in five has weights in a run of queries, and others have none."""
+    case = {name: values[0] for name, values in FACTORS.items()}
+    problem = Problem({**case, "rule": rule, "lengths": lengths, "groups": 2, "structure": "causal"}, dtype, device)
+    problem.value, problem.grad = problem.value[:1, :1], problem.grad[:1, :2]
+    for name, heads, low in (("query", 2, -1.0), ("key", 1, 0.0)):
+        x = getattr(problem, name)[:1, :heads].float() * 0.1
+        own = torch.arange(5) == (torch.arange(x.shape[2]) // run % 5)[:, None]
+        x[..., :5] += 3.0 * torch.where(own, 1.0, low).to(device)
+        setattr(problem, name, x.to(dtype))
+    return problem
 
 
 ADVERSARIAL = ("equal", "one above", "large", "near ties")

@@ -6,7 +6,18 @@ import pytest
 import torch
 
 import tamis
-from kernels.cases import FACTORS, Problem, check, check_statistics, covering, describe, fused
+from kernels.cases import (
+    ACTIVATIONS,
+    FACTORS,
+    Problem,
+    check,
+    check_statistics,
+    covering,
+    describe,
+    error,
+    fused,
+    plant,
+)
 
 pytestmark = [
     pytest.mark.gpu,
@@ -63,6 +74,49 @@ def test_two_runs_on_long_rows_are_equal_to_the_bit(case, known_dropout, everyth
     problem = Problem(case, torch.bfloat16, "cuda")
     for a, b in zip(fused(problem), fused(problem), strict=True):
         assert torch.equal(a, b)
+
+
+ELEMENTWISE = {**LONGER, "rule": ACTIVATIONS, "structure": (*LONGER["structure"], "packed")}
+
+
+@pytest.mark.parametrize("case", covering({**FACTORS, "rule": ("leaky_relu", "gelu")})[::4], ids=describe)
+def test_smooth_rules_on_short_rows(case, known_dropout):
+    check(Problem(case, torch.bfloat16, "cuda"))
+
+
+@pytest.mark.parametrize("case", covering(ELEMENTWISE), ids=describe)
+def test_long_rows_of_elementwise_rules_in_bf16(case, known_dropout, everything_is_long):
+    check(Problem(case, torch.bfloat16, "cuda"))
+
+
+@pytest.mark.parametrize("case", covering(ELEMENTWISE, seed=1)[::4], ids=describe)
+def test_long_rows_of_elementwise_rules_in_fp32(case, known_dropout, everything_is_long):
+    check(Problem(case, torch.float32, "cuda"))
+
+
+@pytest.mark.parametrize("case", covering({**ELEMENTWISE, "rule": ("relu", "squared_relu")})[:4], ids=describe)
+def test_two_runs_of_relu_on_long_rows_are_equal_to_the_bit(case, known_dropout, everything_is_long):
+    problem = Problem(case, torch.bfloat16, "cuda")
+    for a, b in zip(fused(problem), fused(problem), strict=True):
+        assert torch.equal(a, b)
+
+
+@pytest.mark.parametrize("rule", ["relu", "squared_relu"])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_tiles_without_weights_are_skipped(rule, dtype):
+    check(plant(rule, (700, 5000), 64, dtype, "cuda"))
+
+
+@pytest.mark.parametrize("is_causal", [False, True])
+def test_relu_agrees_with_flex_attention(is_causal):
+    from tamis.bench.relu import flex_relu_attention
+
+    leaves = tensors(2048, dtype=torch.float32, requires_grad=True)
+    grad = torch.randn_like(leaves[0])
+    ours, theirs = tamis.relu_attention(*leaves, is_causal=is_causal), flex_relu_attention(*leaves, is_causal)
+    gradients = (torch.autograd.grad(out, leaves, grad) for out in (ours, theirs))
+    for a, b in zip((ours, *next(gradients)), (theirs, *next(gradients)), strict=True):
+        assert error(a, b.double()) < 1e-3
 
 
 @pytest.mark.parametrize("case", covering({**LONGER, "rule": FACTORS["rule"]}, seed=3)[::8], ids=describe)
@@ -192,8 +246,8 @@ def test_auto_takes_the_kernel_and_says_once_where_it_cannot(caplog, monkeypatch
     attention._say_once.cache_clear()
     with caplog.at_level(logging.WARNING, "tamis"):
         for _ in range(3):
-            tamis.relu_attention(query, key, value, activation="gelu")
-    assert [r.message.count("gelu") for r in caplog.records] == [1]
+            tamis.relu_attention(query, key, value, activation="identity")
+    assert [r.message.count("not for identity") for r in caplog.records] == [1]
 
 
 def test_activation_checkpointing_and_dropout():

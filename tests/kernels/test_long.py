@@ -2,9 +2,22 @@
 
 import pytest
 import torch
+import torch.nn.functional as F
 
 import tamis
-from kernels.cases import ADVERSARIAL, FACTORS, Problem, check, check_mass, covering, describe, parameters
+from kernels.cases import (
+    ACTIVATIONS,
+    ADVERSARIAL,
+    FACTORS,
+    Problem,
+    check,
+    check_mass,
+    covering,
+    describe,
+    fused,
+    parameters,
+    plant,
+)
 
 pytest.importorskip("triton")
 from tamis.kernels import launch
@@ -41,27 +54,58 @@ def test_mass_is_one_on_adversarial_rows(alpha, kind):
     check_mass(kind, alpha, 300)
 
 
-def bits_of(query, key, alpha, monkeypatch):
+@pytest.fixture
+def bits(monkeypatch):
+    """A bit for each tile, of the first call."""
     found = []
     forward = launch.forward
     monkeypatch.setattr(launch, "forward", lambda a, train: found.append(forward(a, train)) or found[-1])
-    tamis.entmax_attention(query, key, key, alpha=alpha, backend="triton")
-    tiles = -(-key.shape[2] // 32)
-    return (found[0][3][..., None] >> torch.arange(32) & 1).flatten(3)[..., :tiles].bool()
+    return lambda tiles: (found[0][3][..., None] >> torch.arange(32) & 1).flatten(3)[..., :tiles].bool()
 
 
 @pytest.mark.parametrize("alpha", [1.5, 2.0, 1.3])
-def test_no_tile_with_weights_is_skipped_and_few_others_are_kept(alpha, monkeypatch):
+def test_no_tile_with_weights_is_skipped_and_few_others_are_kept(alpha, bits):
     # Clusters of keys far apart: most tiles hold nothing.
     centres = 6.0 * torch.randn(10, 16)
     key = (centres.repeat_interleave(32, 0) + torch.randn(320, 16))[None, None]
     query = (centres[::3].repeat_interleave(32, 0) + torch.randn(128, 16))[None, None]
-    bits = bits_of(query, key, alpha, monkeypatch)
+    tamis.entmax_attention(query, key, key, alpha=alpha, backend="triton")
     support = tamis.functional.attention_weights(query.double(), key.double(), alpha=alpha) > 0.0
     held = support.view(1, 1, 4, 32, 10, 32).any(5).any(3)
-    assert (bits | ~held).all()
+    assert (bits(10) | ~held).all()
     assert held.float().mean() < 0.5
-    assert bits.sum() <= 1.3 * held.sum()
+    assert bits(10).sum() <= 1.3 * held.sum()
+
+
+ELEMENTWISE = {
+    **LONG,
+    "rule": ACTIVATIONS,
+    "lengths": ((1, 20), (70, 20), (5, 150), (40, 70)),
+    "structure": (*LONG["structure"], "packed"),
+}
+
+
+@pytest.mark.parametrize("case", parameters(covering(ELEMENTWISE), every=12))
+def test_pairs_of_features_of_elementwise_rules(case, known_dropout):
+    check(Problem(case, torch.float32))
+
+
+# More tiles than a word has bits, and a program with two blocks of queries.
+@pytest.mark.parametrize(
+    ("rule", "lengths", "run", "dtype"),
+    [("relu", (20, 1060), 32, torch.float32), ("squared_relu", (100, 200), 64, torch.float16)],
+)
+def test_rectified_rules_skip_exactly_the_tiles_without_weights(rule, lengths, run, dtype, bits):
+    problem = plant(rule, lengths, run, dtype)
+    results = check(problem)
+    weights = tamis.functional.attention_weights(
+        problem.query.double(), problem.key.double(), **problem.options, **problem.rule
+    )
+    held = F.max_pool2d(weights, run, ceil_mode=True) > 0.0
+    assert held.float().mean() <= 0.25
+    assert torch.equal(bits(held.shape[3]), held)
+    for a, b in zip(results, fused(problem), strict=True):
+        assert torch.equal(a, b)
 
 
 def test_nan_is_not_skipped():

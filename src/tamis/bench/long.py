@@ -26,7 +26,6 @@ from tamis.bench.timing import machine, save
 
 HEADS, RUN = 16, 64
 DENSE = {"sdpa flash": SDPBackend.FLASH_ATTENTION, "sdpa cudnn": SDPBackend.CUDNN_ATTENTION}
-OURS = ("alpha 1.5", "learned alpha")
 TOPICS = (1, 2, 3, 6, 20)
 
 
@@ -48,34 +47,39 @@ CASES += [Case(length, dim, True, topics) for length in (4096, 65536) for dim in
 CASES += [Case(length, 64, alibi=True) for length in (16384, 32768, 65536)]
 
 
-def run(output: Path | None, cases: list[Case] | None = None) -> None:
+def run(output: Path | None, cases: list[Case] | None = None, kind: type[Inputs] | None = None) -> None:
     if not torch.cuda.is_available():
         raise SystemExit("tamis bench kernels needs a CUDA device")
+    cases, kind = cases or CASES, kind or Inputs
     rows: list[dict[str, Any]] = []
-    inputs = {}
-    for case in track(cases or CASES, "timing", console=Console(stderr=True)):
-        inputs[case] = _Inputs(case)
-        rows.append(inputs[case].row())
-        _save(output, rows)
-        inputs[case].drop()
+    for case in track(cases, "timing", console=Console(stderr=True)):
+        inputs = kind(case)
+        rows.append(inputs.row())
+        _save(output, kind.file, rows)
+        inputs.drop()
     # Those tune themselves for minutes at every length: last, so that the rest is not lost with them.
-    for row, case in zip(rows, cases or CASES, strict=True):
-        if case.length == 16384 and case.causal and not case.alibi:
-            row["times"] |= _Inputs(case).peers()
-            _save(output, rows)
-    _print(rows)
+    for row, case in zip(rows, cases, strict=True):
+        if kind.has_peers(case):
+            row["times"] |= kind(case).peers()
+            _save(output, kind.file, rows)
+    _print(rows, *kind.ours)
     if output is not None:
-        draw(rows, output / "kernels-long-gpu.png")
+        draw(rows, output / f"{kind.file}.png", kind.ours)
 
 
-def _save(output: Path | None, rows: list[dict[str, Any]]) -> None:
+def _save(output: Path | None, name: str, rows: list[dict[str, Any]]) -> None:
     if output is not None:
         record = {"benchmark": "kernels, long rows", "machine": machine(), "dtype": "bfloat16", "heads": HEADS}
-        save(output / "kernels-long-gpu.json", {**record, "rows": rows})
+        save(output / f"{name}.json", {**record, "rows": rows})
 
 
-class _Inputs:
+class Inputs:
     """Tensors of one case, and the calls that take them."""
+
+    file = "kernels-long-gpu"
+    ours = ("alpha 1.5", "learned alpha")
+    rule: tuple[Any, ...] = ("squares", 0.5)
+    """The first of ours, as the kernels are told."""
 
     def __init__(self, case: Case) -> None:
         self.case = case
@@ -108,10 +112,14 @@ class _Inputs:
         if self.slopes is None:
             for name, backend in DENSE.items():
                 times[name] = self._time(partial(self._dense, backend))
-        for name in OURS:
+        for name in self.ours:
             leaves = (self.alphas,) if name == "learned alpha" else ()
             times[name] = self._time(partial(self._ours, name), leaves)
         return {**asdict(self.case), "batch": self.case.batch, **self._sparsity(), "times": times}
+
+    @staticmethod
+    def has_peers(case: Case) -> bool:
+        return case.length == 16384 and case.causal and not case.alibi
 
     def peers(self) -> dict[str, Any]:
         """AdaSplash 1 and 2, if installed, the latter with as few iterations as make a row's mass right to 1e-3."""
@@ -136,11 +144,14 @@ class _Inputs:
         with sdpa_kernel(backend):
             return F.scaled_dot_product_attention(self.query, self.key, self.value, is_causal=self.case.causal)
 
+    def _settings(self, name: str) -> dict[str, Any]:
+        return {"alpha": self.alphas if name == "learned alpha" else 1.5}
+
     def _ours(self, name: str) -> Tensor:
-        alpha: float | Tensor = self.alphas if name == "learned alpha" else 1.5
-        inputs = (self.query, self.key, self.value)
-        options: dict[str, Any] = {"is_causal": self.case.causal, "alibi_slopes": self.slopes}
-        return functional.entmax_attention(*inputs, alpha=alpha, backend="triton", **options)
+        settings = self._settings(name)
+        attention = functional.relu_attention if "activation" in settings else functional.entmax_attention
+        options = {"is_causal": self.case.causal, "alibi_slopes": self.slopes, **settings}
+        return attention(self.query, self.key, self.value, backend="triton", **options)
 
     def _time(self, call: Callable[[], Tensor], extra: tuple[Tensor, ...] = ()) -> dict[str, Any]:
         leaves = (self.query, self.key, self.value, *extra)
@@ -165,25 +176,26 @@ class _Inputs:
 
     @torch.no_grad()
     def _sparsity(self) -> dict[str, float]:
-        """Shares of tiles and of weights that are not zero at alpha 1.5, and the relative error of the last outputs."""
+        """Shares of tiles and of weights that are not zero in the first of ours, and its error in the last outputs."""
         from tamis.kernels import launch
         from tamis.kernels.arguments import Arguments
 
         scale, right = self.case.dim**-0.5, 0 if self.case.causal else -1
         tensors: list[Any] = [self.query, self.key, self.value, *[None] * 4, self.slopes, *[None] * 5]
-        arguments = Arguments(*tensors, "squares", 0.5, 0.0, scale, -1, right, 0.0)
-        bits = launch.forward(arguments, False)[3]
+        arguments = Arguments(*tensors, *self.rule, 0.0, scale, -1, right, 0.0)
+        bits = launch.forward(arguments, True)[3]
         runs = self.case.length // RUN
         tiles = (bits[..., None] >> torch.arange(32, device="cuda") & 1).flatten(3)[..., :runs].float()
         pairs = runs * (runs + 1) / 2 if self.case.causal else runs * runs
         last = slice(self.case.length - 128, None)
         query, key, value = (x[:1, :2].double() for x in (self.query, self.key, self.value))
         slopes = None if self.slopes is None else self.slopes[:2].double()
+        settings = self._settings(self.ours[0])
         weights = functional.attention_weights(
-            query[:, :, last], key, alpha=1.5, is_causal=self.case.causal, alibi_slopes=slopes
+            query[:, :, last], key, is_causal=self.case.causal, alibi_slopes=slopes, **settings
         )
         exact = weights @ value
-        ours = self._ours("alpha 1.5")[:1, :2, last].double()
+        ours = self._ours(self.ours[0])[:1, :2, last].double()
         error = ((ours - exact).norm() / exact.norm()).item()
         if not error < 5e-3:
             raise RuntimeError(f"{self.case}: off by {error:g}")
@@ -213,19 +225,19 @@ def over(row: dict[str, Any], name: str, peer: str, what: str = "both_ms") -> fl
     return None if own is None or other is None else own / other
 
 
-def _print(rows: list[dict[str, Any]]) -> None:
-    table = Table(title=f"alpha 1.5: bf16, H {HEADS}; times over those of SDPA")
+def _print(rows: list[dict[str, Any]], first: str, second: str) -> None:
+    table = Table(title=f"{first}: bf16, H {HEADS}; times over those of SDPA")
     columns = ("N", "D", "", "tiles", "weights", "forward ms", "/ flash", "/ cudnn", "both ms", "/ flash", "/ cudnn")
-    for column in (*columns, "learned / fixed", "MiB / flash"):
+    for column in (*columns, f"{second} / {first}", "MiB / flash"):
         table.add_column(column, justify="right")
     for row in rows:
         shown = [str(row["length"]), str(row["dim"]), "causal" if row["causal"] else "full"]
         shown += ["alibi" if row["alibi"] else f"{row['tiles']:.2f}", f"{row['weights']:.1e}"]
         for what in ("forward_ms", "both_ms"):
-            shown.append(f"{row['times']['alpha 1.5'][what]:.2f}")
-            shown += [_ratio(over(row, "alpha 1.5", peer, what)) for peer in DENSE]
-        shown.append(_ratio(over(row, "learned alpha", "alpha 1.5")))
-        table.add_row(*shown, _ratio(over(row, "alpha 1.5", "sdpa flash", "peak_mib")))
+            shown.append(f"{row['times'][first][what]:.2f}")
+            shown += [_ratio(over(row, first, peer, what)) for peer in DENSE]
+        shown.append(_ratio(over(row, second, first)))
+        table.add_row(*shown, _ratio(over(row, first, "sdpa flash", "peak_mib")))
     Console(width=140).print(table)
 
 
@@ -233,7 +245,7 @@ def _ratio(x: float | None) -> str:
     return "-" if x is None else f"{x:.2f}x"
 
 
-def draw(rows: list[dict[str, Any]], path: Path) -> None:
+def draw(rows: list[dict[str, Any]], path: Path, ours: tuple[str, ...]) -> None:
     """Time of forward and backward against the share of tiles with weights, every peer in it, one panel a head size."""
     try:
         from matplotlib.figure import Figure
@@ -249,7 +261,7 @@ def draw(rows: list[dict[str, Any]], path: Path) -> None:
         for name in dict.fromkeys(name for row in own for name in row["times"]):
             points = [(r["tiles"], r["times"][name]["both_ms"]) for r in own if "both_ms" in r["times"].get(name, {})]
             if points and name != "adasplash 1":  # several times above all others
-                style = "-" if name in OURS else "--"
+                style = "-" if name in ours else "--"
                 panel.plot(*zip(*points, strict=True), marker="o", linestyle=style, label=name)
         panel.set(title=f"head size {dim}", xlabel="share of 64 x 64 tiles that hold weights")
         panel.set_ylim(bottom=0.0)

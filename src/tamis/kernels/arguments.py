@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 ENTMAX_RULES = ("squares", "identity", "power")
-ELEMENTWISE_RULES = ("relu", "squared_relu", "sigmoid")
+RECTIFIED_RULES = ("relu", "squared_relu")
+ELEMENTWISE_RULES = (*RECTIFIED_RULES, "leaky_relu", "gelu", "sigmoid")
 
 
 class Arguments(NamedTuple):
@@ -55,8 +56,18 @@ class Arguments(NamedTuple):
 
     @property
     def is_long(self) -> bool:
-        """Whether tiles without weights are worth skipping.  Packed sequences have no tiles of their own."""
-        return self.is_entmax and self.cu_q is None and self.key.shape[2] >= LONG
+        """Whether tiles of which no key is hidden by its place are worth a loop of their own.  Of packed sequences only
+        the device knows how long they are."""
+        return self.cu_q is None and self.key.shape[2] >= LONG
+
+    @property
+    def is_rectified(self) -> bool:
+        return self.rule in RECTIFIED_RULES
+
+    @property
+    def is_listed(self) -> bool:
+        """Whether there may be tiles without weights, and skipping them is worth it."""
+        return self.is_long and (self.is_entmax or self.is_rectified)
 
     @property
     def adds_mask(self) -> bool:
@@ -98,7 +109,7 @@ class Arguments(NamedTuple):
 
 
 LONG = 1024
-"""Keys from which on tiles without weights are found first, and skipped."""
+"""Keys from which on loops are split, and tiles without weights skipped."""
 TENSORS = 13
 """So many of the arguments come first and are tensors."""
 
@@ -132,7 +143,8 @@ def empty_results(a: Arguments, train: bool) -> Results:
     wanted = train and a.is_entmax and not a.whole_backward
     out2 = a.query.new_empty(shape if wanted else (0, 0, 0, 0), dtype=torch.float32).transpose(1, 2)
     rows = a.query.new_empty((3, batch, heads, queries) if a.is_entmax else (3, 0, 0, 0), dtype=torch.float32)
-    bits = a.query.new_empty(a.tile_bits if a.is_long else (0, 0, 0, 0), dtype=torch.int32)
+    listed = a.is_listed and (a.is_entmax or train)
+    bits = a.query.new_empty(a.tile_bits if listed else (0, 0, 0, 0), dtype=torch.int32)
     statistics = a.query.new_empty((3, batch, heads, queries) if a.counted else (3, 0, 0, 0), dtype=torch.float32)
     return Results(out, out2, rows, bits, statistics)
 

@@ -20,11 +20,12 @@ A row of entmax is solved as in `tamis.transforms.solver`, relative to its large
 
 and weights are r times n = 1 / sum r, so that a row sums to one whatever is left of the solver's error.  The slope of a
 weight in its score is v = r^(1 - e), up to the factor n^(1 - e).  The backward kernels rebuild r and v from (m, c, n).
-Elementwise rules (relu, squared_relu, sigmoid) have no row state.
+Elementwise rules (relu, squared_relu, leaky_relu, gelu, sigmoid) have no row state.  The rectified ones need no scan:
+whether a tile of a long row holds weights shows as soon as its scores are there, and `forward` notes it.
 
 Where the keys are few (TILES > 0) all scores of a block of queries are computed once and stay in registers, as that
-many tiles; otherwise each sweep over the keys computes them anew, which costs less than moving them.  No atomics: two
-runs agree to the bit.
+many tiles; otherwise each sweep over the keys computes them anew, which costs less than moving them.  Nothing is added
+up by atomics: two runs agree to the bit.
 """
 
 from __future__ import annotations
@@ -375,9 +376,20 @@ def _activation(s, RULE: tl.constexpr):
         y = _rectify(s)
         r = y * y
         v = 2.0 * y
+    elif RULE == "leaky_relu":
+        v = tl.where(s > 0.0, 1.0, 0.01)
+        r = s * v
+    elif RULE == "gelu":
+        below = 0.5 + 0.5 * tl.erf(s * 0.7071067811865476)
+        r = s * below
+        v = below + s * tl.exp(-0.5 * s * s) * 0.3989422804014327
     else:
         r = _rectify(s)
         v = tl.where(s > 0.0, 1.0, 0.0)
+    if RULE == "leaky_relu" or RULE == "gelu":  # the others are 0 by themselves where a key is hidden
+        hidden = s == float("-inf")
+        r = tl.where(hidden, 0.0, r)
+        v = tl.where(hidden, 0.0, v)
     return r, v
 
 
@@ -483,8 +495,10 @@ def _tile(tile_list, low, i, LISTED: tl.constexpr, BLOCK: tl.constexpr):
 
 
 @triton.jit
-def _split(tile_list, count, inner, inner_end, LISTED: tl.constexpr, BLOCK: tl.constexpr):
-    """First and end of the entries of a list within a range: all but few, so that it is searched from both ends."""
+def _split(
+    tile_list, low, count, inner, inner_end, SPLIT: tl.constexpr, LISTED: tl.constexpr, BLOCK: tl.constexpr
+):  # fmt: skip
+    """First and end of a program's tiles within a range: all but few, so that a list is searched from both ends."""
     start = tl.zeros((), tl.int32)
     end = start
     if LISTED:
@@ -493,12 +507,15 @@ def _split(tile_list, count, inner, inner_end, LISTED: tl.constexpr, BLOCK: tl.c
             start += 1
         while (start < end) & (_tile(tile_list, 0, tl.maximum(end - 1, 0), True, BLOCK) >= inner_end):
             end -= 1
+    elif SPLIT:
+        start += tl.where(inner < inner_end, (inner - low) // BLOCK, 0)
+        end += tl.where(inner < inner_end, (inner_end - low) // BLOCK, 0)
     return start, end
 
 
 @triton.jit
 def _entry(j, start, end, INNER: tl.constexpr):
-    """The j-th entry of a list within [start, end), or of those outside."""
+    """The j-th of a program's tiles within [start, end), or of those outside."""
     if INNER:
         return start + j
     return tl.where(j < start, j, j + end - start)
@@ -507,6 +524,23 @@ def _entry(j, start, end, INNER: tl.constexpr):
 @triton.jit
 def _entries(count, start, end, INNER: tl.constexpr):
     return end - start if INNER else count - (end - start)
+
+
+@triton.jit
+def _holds(
+    s, unit, bias, BITS, head, q_first, k_first, num_q, num_k, ROWS: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr
+):  # fmt: skip
+    """Whether any of a tile's scores is above 0; the bits of its blocks of ROWS queries are set, each where one of its
+    own is.  Bits are only ever set, so that it does not matter in which order programs come to a word."""
+    top = tl.reduce(s, 1, _larger) * unit + bias
+    some = tl.reduce_or(tl.where(top <= 0.0, 0, 1 << (tl.arange(0, BM) // ROWS)), 0)
+    if BITS is not None:
+        local = tl.arange(0, BM // ROWS)
+        line = tl.cast(head, tl.int64) * tl.cdiv(num_q, ROWS) + q_first // ROWS + local
+        word = BITS + line * tl.cdiv(num_k, 32 * BN) + k_first // (32 * BN)
+        inside = q_first + local * ROWS < num_q
+        tl.atomic_or(word, 1 << (k_first // BN % 32), mask=inside & ((some >> local) & 1 > 0), sem="relaxed")
+    return some > 0
 
 
 @triton.jit
@@ -543,6 +577,7 @@ def _count(counts, s, m, c, e, unit, bias, ahead, RULE: tl.constexpr, NORMALISED
         r = v * x
     else:
         r, v = _activation(s * unit + bias, RULE)
+        r = tl.abs(r)
     support += tl.sum((r != 0.0).to(tl.int32), 1)
     total += tl.sum(r, 1)
     logs += tl.sum(tl.where(r > 0.0, r * tl.log(tl.where(r > 0.0, r, 1.0)), 0.0), 1)
@@ -569,13 +604,13 @@ def _solve_start(
 
 @triton.jit(do_not_specialize=(*LENGTHS, "num_blocks"))
 def forward(
-    Q, K, V, OUT, O2, M, C, N, STATISTICS, LISTS, COUNTS, SCALES, E, sight, dropout, packed,
+    Q, K, V, OUT, O2, M, C, N, STATISTICS, LISTS, COUNTS, BITS, SCALES, E, sight, dropout, packed,
     q_strides, k_strides, v_strides, o_strides, scales_strides, e_value, scale, bias,
     H, GROUPS, num_q, num_k, num_blocks,
     D: tl.constexpr, DW: tl.constexpr, DV: tl.constexpr, DVW: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
     RULE: tl.constexpr, NORMALISED: tl.constexpr, HAS_E: tl.constexpr, HAS_SCALES: tl.constexpr, TILES: tl.constexpr,
-    LISTED: tl.constexpr, KEEP_O2: tl.constexpr, COUNTED: tl.constexpr, TOLERANCE: tl.constexpr, RAW: tl.constexpr,
-    FAST: tl.constexpr, PRECISION: tl.constexpr
+    SPLIT: tl.constexpr, LISTED: tl.constexpr, SKIPS: tl.constexpr, ROWS: tl.constexpr, KEEP_O2: tl.constexpr,
+    COUNTED: tl.constexpr, TOLERANCE: tl.constexpr, RAW: tl.constexpr, FAST: tl.constexpr, PRECISION: tl.constexpr
 ):  # fmt: skip
     unit = scale if RAW else 1.0  # times which scores are what they are
     program = tl.program_id(0)
@@ -598,7 +633,7 @@ def forward(
         count = tl.load(COUNTS + program)
         tile_list += tl.cast(program, tl.int64) * tl.cdiv(num_k, BN)
     inner, inner_end = _inner_range(sight, low, high, q_first, num_q, num_k, key_end, BM, BN)
-    start, end = _split(tile_list, count, inner, inner_end, LISTED, BN)
+    start, end = _split(tile_list, low, count, inner, inner_end, SPLIT, LISTED, BN)
     q = _load(_matrix(Q, b, h, q_start, q_strides), q_first, num_q, q_strides, D, BM, DW)
     keys = _matrix(K, b, h // GROUPS, k_start, k_strides)
     values = _matrix(V, b, h // GROUPS, k_start, v_strides)
@@ -649,7 +684,7 @@ def forward(
                     total += tl.sum(v * x, 1)
                     slope += tl.sum(v, 1)
             else:
-                for part in tl.static_range(2 if LISTED else 1):
+                for part in tl.static_range(2 if SPLIT else 1):
                     for j in range(0, _entries(count, start, end, part == 1)):
                         first = _tile(tile_list, low, _entry(j, start, end, part == 1), LISTED, BN)
                         k = _load(keys, first, key_end, k_strides, D, BN, DW)
@@ -684,7 +719,7 @@ def forward(
                 RULE, NORMALISED, KEEP_O2, RAW, FAST, PRECISION, BM, BN
             )  # fmt: skip
     else:
-        for part in tl.static_range(2 if LISTED else 1):
+        for part in tl.static_range(2 if SPLIT else 1):
             for j in range(0, _entries(count, start, end, part == 1)):
                 first = _tile(tile_list, low, _entry(j, start, end, part == 1), LISTED, BN)
                 k = _load(keys, first, key_end, k_strides, D, BN, DW)
@@ -692,14 +727,18 @@ def forward(
                     q, k, scale, sight, b, h, q_first, first, q_start, num_q, k_start, num_k, key_end, PRECISION,
                     BM, BN, part == 0, RAW
                 )  # fmt: skip
-                if COUNTED:
-                    ahead = _ahead(sight, b, q_first, first, q_start, num_q, k_start, num_k, BM, BN)
-                    counts = _count(counts, tile, m, c, e, unit, bias, ahead, RULE, NORMALISED, RAW, FAST)
-                value = _load(values, first, key_end, v_strides, DV, BN, DVW)
-                out, out2, total, slope = _add_output(
-                    out, out2, total, slope, tile, m, c, e, unit, bias, value, dropout, head, q_token, first,
-                    RULE, NORMALISED, KEEP_O2, RAW, FAST, PRECISION, BM, BN
-                )  # fmt: skip
+                holds = True
+                if SKIPS:
+                    holds = _holds(tile, unit, bias, BITS, head, q_first, first, num_q, num_k, ROWS, BM, BN)
+                if holds:
+                    if COUNTED:
+                        ahead = _ahead(sight, b, q_first, first, q_start, num_q, k_start, num_k, BM, BN)
+                        counts = _count(counts, tile, m, c, e, unit, bias, ahead, RULE, NORMALISED, RAW, FAST)
+                    value = _load(values, first, key_end, v_strides, DV, BN, DVW)
+                    out, out2, total, slope = _add_output(
+                        out, out2, total, slope, tile, m, c, e, unit, bias, value, dropout, head, q_token, first,
+                        RULE, NORMALISED, KEEP_O2, RAW, FAST, PRECISION, BM, BN
+                    )  # fmt: skip
     if COUNTED:
         support, mass, logs, distance = counts
         inverse = _inverse(mass)
@@ -1045,7 +1084,7 @@ def backward_queries(
     H, GROUPS, num_q, num_k, num_blocks,
     D: tl.constexpr, DW: tl.constexpr, DV: tl.constexpr, DVW: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
     RULE: tl.constexpr, NORMALISED: tl.constexpr, HAS_E: tl.constexpr, HAS_SCALES: tl.constexpr, WITH_E: tl.constexpr,
-    LISTED: tl.constexpr, RAW: tl.constexpr, FAST: tl.constexpr, PRECISION: tl.constexpr
+    SPLIT: tl.constexpr, LISTED: tl.constexpr, RAW: tl.constexpr, FAST: tl.constexpr, PRECISION: tl.constexpr
 ):  # fmt: skip
     unit = scale if RAW else 1.0
     program = tl.program_id(0)
@@ -1088,8 +1127,8 @@ def backward_queries(
         count = tl.load(COUNTS + program)
         tile_list += tl.cast(program, tl.int64) * tl.cdiv(num_k, BN)
     inner, inner_end = _inner_range(sight, low, high, q_first, num_q, num_k, key_end, BM, BN)
-    start, end = _split(tile_list, count, inner, inner_end, LISTED, BN)
-    for part in tl.static_range(2 if LISTED else 1):
+    start, end = _split(tile_list, low, count, inner, inner_end, SPLIT, LISTED, BN)
+    for part in tl.static_range(2 if SPLIT else 1):
         for j in range(0, _entries(count, start, end, part == 1)):
             first = _tile(tile_list, low, _entry(j, start, end, part == 1), LISTED, BN)
             k = _load(keys, first, key_end, k_strides, D, BN, DW)
@@ -1123,7 +1162,7 @@ def backward_keys(
     H, GROUPS, num_q, num_k, num_blocks,
     D: tl.constexpr, DW: tl.constexpr, DV: tl.constexpr, DVW: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
     RULE: tl.constexpr, NORMALISED: tl.constexpr, HAS_E: tl.constexpr, HAS_SCALES: tl.constexpr,
-    LISTED: tl.constexpr, RAW: tl.constexpr, FAST: tl.constexpr, PRECISION: tl.constexpr
+    SPLIT: tl.constexpr, LISTED: tl.constexpr, RAW: tl.constexpr, FAST: tl.constexpr, PRECISION: tl.constexpr
 ):  # fmt: skip
     unit = scale if RAW else 1.0
     program = tl.program_id(0)
@@ -1151,8 +1190,8 @@ def backward_keys(
             line = tl.cast(head, tl.int64) * num_blocks + block
             count = tl.load(COUNTS + line)
             tile_list += line * tl.cdiv(num_q, BM)
-        start, end = _split(tile_list, count, inner, inner_end, LISTED, BM)
-        for part in tl.static_range(2 if LISTED else 1):
+        start, end = _split(tile_list, low, count, inner, inner_end, SPLIT, LISTED, BM)
+        for part in tl.static_range(2 if SPLIT else 1):
             for j in range(0, _entries(count, start, end, part == 1)):
                 q_first = _tile(tile_list, low, _entry(j, start, end, part == 1), LISTED, BM)
                 row = tl.cast(head, tl.int64) * rows_per_head + q_start + q_first + tl.arange(0, BM)

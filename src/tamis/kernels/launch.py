@@ -17,13 +17,15 @@ from tamis.kernels.arguments import TENSORS, Arguments, Results, empty_gradients
 
 
 class Tiles(NamedTuple):
-    """Rows and columns of a tile of scores, the warps and pipeline stages of its program, and the tiles it keeps."""
+    """Rows and columns of a tile of scores, the warps and pipeline stages of its program, the tiles it keeps, and how
+    many registers a thread may have at most, so that another program fits beside it."""
 
     rows: int
     cols: int
     warps: int
     stages: int
     kept: int = 0
+    registers: int | None = None
 
 
 # The tables below were measured on an H200 (docs/kernels.md) at head size 64; larger heads and fp32 take smaller tiles
@@ -33,7 +35,7 @@ class Tiles(NamedTuple):
 def forward_tiles(a: Arguments) -> Tiles:
     """All scores of a block of queries in registers up to 256 keys, in a loop beyond."""
     if a.is_long:
-        return split_tiles(a)
+        return split_tiles(a) if a.is_entmax else pass_tiles(a)
     keys = a.key.shape[2]
     heavy = a.rule == "power" or a.mask_by_query  # with temporaries that take many registers
     if a.query.dtype == torch.float32 or a.head_dim > 128:
@@ -68,6 +70,14 @@ def split_tiles(a: Arguments) -> Tiles:
     return Tiles(*a.tile, 4, stages)
 
 
+def pass_tiles(a: Arguments) -> Tiles:
+    """For long rows of elementwise rules, in one pass over all scores: the more rows, the less often keys are read."""
+    tiles = split_tiles(a)
+    if tiles.rows == 64 and a.query.shape[2] > 64:
+        return tiles._replace(rows=128, warps=8, registers=128)
+    return tiles._replace(rows=min(tiles.rows, _power_of_two(a.query.shape[2])))
+
+
 def scan_tiles(a: Arguments) -> Tiles:
     """For the pass over all scores of long rows."""
     rows, cols = a.tile
@@ -89,19 +99,22 @@ def forward(a: Arguments, train: bool) -> Results:
     if a.cu_q is not None:
         out.zero_(), statistics.zero_()  # tokens may follow the last packed sequence
 
-    if a.is_long:
+    scanned = a.is_listed and a.is_entmax
+    if scanned:
         _scan(a, rows, bits)
+    noted = None if scanned or bits.numel() == 0 else bits.zero_()
 
     def plan() -> Plan:
         tiles = forward_tiles(a)
         blocks = _query_blocks(a, tiles)
-        constants = {"TILES": tiles.kept, "KEEP_O2": out2.numel() > 0, "TOLERANCE": _tolerance(a), "LISTED": a.is_long}
-        constants["COUNTED"] = a.counted
+        constants = {"TILES": tiles.kept, "KEEP_O2": out2.numel() > 0, "TOLERANCE": _tolerance(a), "LISTED": scanned}
+        constants |= {"COUNTED": a.counted, "SKIPS": a.is_long and a.is_rectified, "ROWS": min(a.tile[0], tiles.rows)}
         strided = (a.query, a.key, a.value, out)
         return Plan(attend.forward, a, tiles, blocks * _heads(a), strided, constants, (blocks,))
 
+    lists = _listed(a, bits, by_key=False) if scanned else (None, None)
     _planned(("forward", train, _layout(a)), plan).launch(
-        a, (a.query, a.key, a.value, out, out2, *rows, statistics, *_listed(a, bits, by_key=False), a.row_scale, a.e)
+        a, (a.query, a.key, a.value, out, out2, *rows, statistics, *lists, noted, a.row_scale, a.e)
     )
     return results
 
@@ -135,7 +148,7 @@ def _key_norms(a: Arguments) -> Tensor:
 
 def _listed(a: Arguments, bits: Tensor, *, by_key: bool) -> tuple[Tensor | None, Tensor | None]:
     """The tiles of long rows that hold weights, for each block of queries or for each of keys, and their counts."""
-    if not a.is_long:
+    if not a.is_listed:
         return None, None
     row_blocks, num_tiles = bits.shape[2], triton.cdiv(a.key.shape[2], a.tile[1])
     lines = _heads(a) * (num_tiles if by_key else row_blocks)
@@ -203,13 +216,13 @@ def _backward_split(
     def plan_queries() -> Plan:
         strided = (a.query, a.key, a.value, grad, dq, out2)
         programs = query_blocks * _heads(a)
-        constants = {"WITH_E": with_e, "LISTED": a.is_long}
+        constants = {"WITH_E": with_e, "LISTED": a.is_listed}
         return Plan(attend.backward_queries, a, tiles, programs, strided, constants, (query_blocks,))
 
     def plan_keys() -> Plan:
         strided = (a.query, a.key, a.value, grad, dk, dv)
         programs = key_blocks * _key_heads(a)
-        return Plan(attend.backward_keys, a, tiles, programs, strided, {"LISTED": a.is_long}, (key_blocks,))
+        return Plan(attend.backward_keys, a, tiles, programs, strided, {"LISTED": a.is_listed}, (key_blocks,))
 
     de = torch.empty(query_blocks * _heads(a), dtype=torch.float32, device=grad.device)
     delta = torch.empty(rows.shape[1:], dtype=torch.float32, device=grad.device)
@@ -287,7 +300,7 @@ class Plan:
         )
         self._constants = tuple(constants[name] for name in kernel.arg_names if name in constants)
         self._kernel, self._grid = kernel, (programs, 1, 1)
-        self._options = {"num_warps": tiles.warps, "num_stages": tiles.stages}
+        self._options = {"num_warps": tiles.warps, "num_stages": tiles.stages, "maxnreg": tiles.registers}
         self._run: Callable[..., object] | None = None
 
     def launch(self, a: Arguments, pointers: tuple[Tensor | None, ...]) -> None:
@@ -399,6 +412,7 @@ def _constants(a: Arguments, tiles: Tiles) -> dict[str, Any]:
         "NORMALISED": a.is_entmax,
         "HAS_E": a.e is not None,
         "HAS_SCALES": a.row_scale is not None,
+        "SPLIT": a.is_long,
         "RAW": a.scale > 0.0 and not a.is_biased,
         "FAST": a.query.dtype != torch.float32 and a.query.device.type == "cuda",
         "PRECISION": "tf32x3",  # of fp32 products: as accurate as fp32 itself, and on tensor cores
