@@ -360,6 +360,17 @@ def bench_kernels(short: bool = False, relu: bool = False, output: Path | None =
         run(output)
 
 
+@command(bench, "cache")
+def bench_cache(output: Path | None = None) -> None:
+    """Time attention of one token to a long cache on a GPU against dense attention, and a whole model's tokens/s.
+
+    The tables are printed; with --output their numbers are also written there as cache-gpu.json.
+    """
+    from tamis.bench.cache import run
+
+    run(output)
+
+
 @command(bench, "decode")
 def bench_decode(output: Path | None = None, repeats: int = 3, threads: int = 2) -> None:
     """Time beam search on the CPU against MarianMTModel.generate of Hugging Face transformers, same size and work.

@@ -6,7 +6,8 @@ import dataclasses
 import itertools
 import random
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -180,26 +181,43 @@ SEED = 0x1234_5678_9ABC_DEF0 >> 2
 NAMES = ("output", "d query", "d key", "d value", "d alpha")
 
 
-def fused(problem: Problem) -> list[Tensor]:
-    """Output and gradients from the kernels, in memory that was filled with NaN."""
-    leaves = problem.leaves(problem.dtype)
-    attention = relu_attention if "activation" in problem.rule else entmax_attention
-    settings = {**problem.options, **problem.settings(leaves)}
+@contextmanager
+def poisoned() -> Iterator[None]:
+    """Empty memory is filled with NaN."""
     before = torch.are_deterministic_algorithms_enabled()
-    torch.use_deterministic_algorithms(True, warn_only=True)  # empty memory is then filled with NaN
+    torch.use_deterministic_algorithms(True, warn_only=True)
     try:
-        out = attention(*leaves[:3], dropout_p=problem.dropout, backend="triton", **settings)
-        return [out, *torch.autograd.grad(out, leaves, problem.grad)]
+        yield
     finally:
         torch.use_deterministic_algorithms(before)
 
 
-def check(problem: Problem) -> list[Tensor]:
+def attention_of(problem: Problem, leaves: list[Tensor]) -> Tensor:
+    attention = relu_attention if "activation" in problem.rule else entmax_attention
+    settings = {**problem.options, **problem.settings(leaves)}
+    return attention(*leaves[:3], dropout_p=problem.dropout, backend="triton", **settings)
+
+
+def fused(problem: Problem) -> list[Tensor]:
+    """Output and gradients from the kernels, in memory that was filled with NaN."""
+    leaves = problem.leaves(problem.dtype)
+    with poisoned():
+        out = attention_of(problem, leaves)
+        return [out, *torch.autograd.grad(out, leaves, problem.grad)]
+
+
+def decoded(problem: Problem) -> list[Tensor]:
+    """The output alone, as decoding has it."""
+    with poisoned(), torch.no_grad():
+        return [attention_of(problem, problem.leaves(problem.dtype))]
+
+
+def check(problem: Problem, run: Callable[[Problem], list[Tensor]] = fused) -> list[Tensor]:
     """At most twice the error of dense attention in the same dtype, and a floor of rounding; what passed."""
     floor = 2e-6 if problem.dtype == torch.float32 else 1e-4
     exact = problem.dense(torch.float64, SEED)
     dense = problem.dense(problem.dtype, SEED)
-    results = fused(problem)
+    results = run(problem)
     for name, ours, theirs, truth in zip(NAMES, results, dense, exact, strict=False):
         assert ours.shape == truth.shape
         bound = 2.0 * error(theirs, truth) + floor
@@ -269,5 +287,6 @@ def check_mass(kind: str, alpha: float, n: int) -> None:
         "near ties": 1.0 + 1e-6 * torch.arange(n),
     }[kind]
     query, key, ones = torch.ones(1, 1, 1, 16), torch.zeros(1, 1, n, 16), torch.ones(1, 1, n, 16)
-    out = entmax_attention(query, key, ones, scores.view(1, 1, 1, n), alpha=alpha, backend="triton")
+    with poisoned():
+        out = entmax_attention(query, key, ones, scores.view(1, 1, 1, n), alpha=alpha, backend="triton")
     torch.testing.assert_close(out, torch.ones_like(out), rtol=0.0, atol=1e-5)

@@ -25,3 +25,15 @@ def everything_is_long(monkeypatch):
     launch._plans.clear()
     yield
     launch._plans.clear()
+
+
+@pytest.fixture
+def everything_is_decoding(monkeypatch):
+    """Few queries take the kernels for decoding whatever the number of keys, which are split into many parts."""
+    from tamis.kernels import launch, launch_decode
+
+    monkeypatch.setattr(arguments, "MANY", 1)
+    monkeypatch.setattr(launch_decode, "SPAN", 64)
+    launch._plans.clear()
+    yield
+    launch._plans.clear()

@@ -12,6 +12,7 @@ from tamis.functional.attention import (
     sparse_attention_weights,
     visible_counts,
 )
+from tamis.functional.decoding import paged_attention
 from tamis.functional.losses import entmax_loss, normmax_loss, sparsemax_loss
 from tamis.functional.transforms import budgetmax, entmax, entmax15, entmax_threshold, normmax, sparsemax
 
@@ -30,6 +31,7 @@ __all__ = [
     "entmax_threshold",
     "normmax",
     "normmax_loss",
+    "paged_attention",
     "relu_attention",
     "softmax_attention",
     "sparse_attention_weights",

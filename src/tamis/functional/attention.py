@@ -423,7 +423,8 @@ def _sdpa_agrees(call: Call, positions_given: bool) -> bool:
         return False
     mask = visibility.attn_mask
     if visibility.is_causal:
-        return mask is None and not positions_given and call.shape[2] == call.shape[3]
+        placed = call.shape[2] == call.shape[3] or call.shape[2] == 1  # a single query, the last, sees all keys
+        return mask is None and not positions_given and placed
     return mask is None or mask.dtype == torch.bool
 
 
@@ -443,7 +444,7 @@ def _sdpa(call: Call, dropout_p: float, enable_gqa: bool) -> Tensor:
         call.value,
         mask,
         dropout_p=dropout_p,
-        is_causal=call.visibility.is_causal,
+        is_causal=call.visibility.is_causal and call.shape[2] > 1,
         scale=call.scale,
         enable_gqa=enable_gqa,
     )

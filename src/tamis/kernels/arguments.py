@@ -70,6 +70,12 @@ class Arguments(NamedTuple):
         return self.is_long and (self.is_entmax or self.is_rectified)
 
     @property
+    def is_decoding(self) -> bool:
+        """Whether, without a gradient, keys are split among programs: there are few queries to split instead."""
+        plain = not self.counted and self.dropout_p == 0.0 and self.cu_q is None
+        return plain and self.query.shape[2] <= FEW and self.key.shape[2] >= MANY
+
+    @property
     def adds_mask(self) -> bool:
         return self.attn_mask is not None and self.attn_mask.dtype != torch.bool
 
@@ -110,6 +116,10 @@ class Arguments(NamedTuple):
 
 LONG = 1024
 """Keys from which on loops are split, and tiles without weights skipped."""
+FEW, MANY = 16, 1024
+"""Queries up to which, and keys from which on, decoding has kernels of its own.  To be measured."""
+PAGE_UNIT = 16
+"""Keys that decoding skips together; with bounds of their norms, a page is a number of these."""
 TENSORS = 13
 """So many of the arguments come first and are tensors."""
 
@@ -135,13 +145,19 @@ class Results(NamedTuple):
     """If counted: support size, entropy and mean distance of each row."""
 
 
-def empty_results(a: Arguments, train: bool) -> Results:
-    """Memory for the output, in the layout that merges heads for free, and for all else."""
+def empty_output(a: Arguments) -> Tensor:
+    """In the layout that merges heads for free."""
     batch, heads, queries = a.query.shape[:3]
-    shape = (batch, queries, heads, a.value.shape[3])
-    out = a.query.new_empty(shape).transpose(1, 2)
+    return a.query.new_empty((batch, queries, heads, a.value.shape[3])).transpose(1, 2)
+
+
+def empty_results(a: Arguments, train: bool) -> Results:
+    """Memory for the output and for all else."""
+    batch, heads, queries = a.query.shape[:3]
+    out = empty_output(a)
     wanted = train and a.is_entmax and not a.whole_backward
-    out2 = a.query.new_empty(shape if wanted else (0, 0, 0, 0), dtype=torch.float32).transpose(1, 2)
+    shape = (batch, queries, heads, a.value.shape[3]) if wanted else (0, 0, 0, 0)
+    out2 = a.query.new_empty(shape, dtype=torch.float32).transpose(1, 2)
     rows = a.query.new_empty((3, batch, heads, queries) if a.is_entmax else (3, 0, 0, 0), dtype=torch.float32)
     listed = a.is_listed and (a.is_entmax or train)
     bits = a.query.new_empty(a.tile_bits if listed else (0, 0, 0, 0), dtype=torch.int32)

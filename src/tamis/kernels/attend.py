@@ -192,7 +192,11 @@ def _ahead(
 ):  # fmt: skip
     """Positions of a tile's keys less those of its queries."""
     rows = q_first + tl.arange(0, BM)
-    cols = k_first + tl.arange(0, BN)
+    return _ahead_of(sight, b, rows, k_first + tl.arange(0, BN), q_start, num_q, k_start, num_k)
+
+
+@triton.jit
+def _ahead_of(sight, b, rows, cols, q_start, num_q, k_start, num_k):
     query_positions = rows + (num_k - num_q)
     key_positions = cols
     if sight.has_query_positions:
@@ -217,22 +221,35 @@ def _scores(
     s = tl.dot(q, tl.trans(k), input_precision=PRECISION)
     if not RAW:
         s *= scale
-    rows = q_first + tl.arange(0, BM)
+    lines = tl.arange(0, BM)
+    return _seen(s, sight, b, h, lines, q_first, k_first, q_start, num_q, k_start, num_k, key_end, BN, HIDDEN)
+
+
+@triton.jit
+def _seen(
+    s, sight, b, h, lines, q_first, k_first, q_start, num_q, k_start, num_k, key_end, BN: tl.constexpr,
+    HIDDEN: tl.constexpr = True
+):  # fmt: skip
+    """Scores of the queries q_first + lines, biased, and -inf where a key is hidden.
+
+    h: their head, or (rows, 1) of them.
+    """
+    rows = q_first + lines
     cols = k_first + tl.arange(0, BN)
-    ahead = _ahead(sight, b, q_first, k_first, q_start, num_q, k_start, num_k, BM, BN)
+    ahead = _ahead_of(sight, b, rows, cols, q_start, num_q, k_start, num_k)
     if sight.has_slopes:
         slope = tl.load(sight.slopes + b * sight.slopes_stride + h)
         s -= slope * tl.abs(ahead).to(tl.float32)
     if sight.mask_kind > 0:
         base = sight.mask + tl.cast(b, tl.int64) * sight.mask_strides[0] + tl.cast(h, tl.int64) * sight.mask_strides[1]
         base += (k_start + k_first) * sight.mask_strides[3]
-        along = tl.arange(0, BN) * sight.mask_strides[3]
+        along = tl.arange(0, BN)[None, :] * sight.mask_strides[3]
         if sight.mask_by_query:
             base += (q_start + q_first) * sight.mask_strides[2]
-            tile = tl.arange(0, BM)[:, None] * sight.mask_strides[2] + along[None, :]
+            tile = lines[:, None] * sight.mask_strides[2] + along
             mask = tl.load(base + tile, mask=(rows < num_q)[:, None] & (cols < num_k)[None, :], other=0)
         else:
-            mask = tl.load(base + along, mask=cols < num_k, other=0)[None, :]
+            mask = tl.load(base + along, mask=(cols < num_k)[None, :], other=0)
         if sight.mask_kind == 1:
             s = tl.where(mask != 0, s, float("-inf"))
         else:
@@ -358,6 +375,17 @@ def _advance(c, total, slope, e, RULE: tl.constexpr):
     if RULE == "identity":
         return c - (total - 1.0) / slope
     return c - _log1p((total / slope) * _expm1(-e * (tl.log(total) - c)), False) / e
+
+
+@triton.jit
+def _step(c, total, slope, alive, worst, e, RULE: tl.constexpr, TOLERANCE: tl.constexpr):
+    """The next c, the error of the mass that c had, and whether to go on from there."""
+    mass = _mass(c, total, RULE)
+    error = tl.max(tl.where(alive & (mass == mass), tl.abs(mass - 1.0), 0.0), 0)  # NaN waits for nobody
+    # Every step squares the error: after the one from here, what is left is of the order of rounding, and is divided
+    # out where the weights are.
+    go = (error > TOLERANCE) & (error < worst)
+    return _advance(c, tl.where(alive, total, 1.0), tl.where(alive, slope, 1.0), e, RULE), error, go
 
 
 @triton.jit
@@ -695,13 +723,7 @@ def forward(
                         x, v, log_x = _entmax(tile, m, c, None, e, unit, RULE, RAW, FAST)
                         total += tl.sum(v * x, 1)
                         slope += tl.sum(v, 1)
-            mass = _mass(c, total, RULE)
-            error = tl.max(tl.where(alive & (mass == mass), tl.abs(mass - 1.0), 0.0), 0)  # NaN waits for nobody
-            # Every step squares the error: after the one from here, what is left is of the order of
-            # rounding, and is divided out below.
-            go = (error > TOLERANCE) & (error < worst)
-            worst = error
-            c = _advance(c, tl.where(alive, total, 1.0), tl.where(alive, slope, 1.0), e, RULE)
+            c, worst, go = _step(c, total, slope, alive, worst, e, RULE, TOLERANCE)
         tl.store(M + row, m, mask=present)
         tl.store(C + row, c, mask=present)
     total = tl.zeros((BM,), tl.float32)

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from tamis.attention.checks import Call
 from tamis.attention.rules import ActivationRule, EntmaxRule, Rule
-from tamis.kernels.arguments import ELEMENTWISE_RULES, Arguments
+from tamis.kernels.arguments import ELEMENTWISE_RULES, FEW, Arguments
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 MAX_HEAD_DIM = 256
@@ -34,6 +34,15 @@ def obstacle(call: Call, rule: Rule) -> str | None:
         if x is not None and x.requires_grad and torch.is_grad_enabled():
             return f"{name} needs a gradient"
     return _rule_obstacle(rule)
+
+
+def page_obstacle(call: Call, rule: Rule) -> str | None:
+    """Why no kernel can take this call, whose keys and values are pages, or None."""
+    if (reason := obstacle(call, rule)) is not None:
+        return reason
+    if call.query.shape[2] > FEW:
+        return f"decoding takes up to {FEW} queries, got {call.query.shape[2]}"
+    return "decoding has no gradient" if _trains(call, *rule.parameters()) else None
 
 
 def _rule_obstacle(rule: Rule) -> str | None:
@@ -78,11 +87,31 @@ def attend(
     """The output of a call without an obstacle; if `counted` also support size, entropy and distance, (3, B, H, Lq)."""
     from tamis.kernels import ops
 
+    arguments = _arguments(call, rule, dropout_p, generator, counted)
+    return ops.attend(arguments, _trains(call, arguments.e))
+
+
+def attend_pages(call: Call, rule: Rule, table: Tensor, norms: Tensor | None) -> Tensor:
+    """The output of a call whose keys and values are pages (pages, Hk, page, D), without an obstacle."""
+    from tamis.kernels import ops
+
+    if call.visibility.alibi_slopes is None or (isinstance(rule, ActivationRule) and rule.activation == "sigmoid"):
+        norms = None  # there is nothing that they could rule out
+    norms = None if norms is None else norms.float().contiguous()
+    return ops.decode(_arguments(call, rule, 0.0, None, False), table.int().contiguous(), norms)
+
+
+def _trains(call: Call, e: Tensor | None) -> bool:
+    inputs = (call.query, call.key, call.value, e)
+    return torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in inputs)
+
+
+def _arguments(call: Call, rule: Rule, dropout_p: float, generator: torch.Generator | None, counted: bool) -> Arguments:
     visibility = call.visibility
     left, right = visibility.window or (-1, -1)
     cu_q, cu_k = visibility.cu_seqlens or (None, None)
     name, e, e_value, bias, row_scale = _rule_arguments(rule, call.query.shape[1])
-    arguments = Arguments(
+    return Arguments(
         query=call.query,
         key=call.key,
         value=call.value,
@@ -105,9 +134,6 @@ def attend(
         dropout_p=dropout_p,
         counted=counted,
     )
-    inputs = (call.query, call.key, call.value, e)
-    train = torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in inputs)
-    return ops.attend(arguments, train)
 
 
 def can_norm(z: Tensor) -> bool:

@@ -360,7 +360,7 @@ def _planned(key: Any, make: Callable[[], Plan]) -> Plan:
     return plan
 
 
-def _layout(a: Arguments, *others: Tensor) -> Any:
+def _layout(a: Arguments, *others: Tensor | None) -> Any:
     """Equal where one plan fits: all numbers, and of tensors all but the values."""
     tensors: tuple[Any, ...] = (*a[:TENSORS], *others)
     layouts = [None if x is None else (x.dtype, x.shape, x.stride(), x.data_ptr() % 16) for x in tensors]

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tamis.kernels.arguments import SCHEMA, Arguments, empty_gradients, empty_results
+from tamis.kernels.arguments import SCHEMA, Arguments, empty_gradients, empty_output, empty_results
 from tamis.kernels.dispatch import unwatched
 
 
@@ -52,10 +52,34 @@ def _(*arguments: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     return empty_gradients(Arguments(*arguments[:-5]), arguments[-1])
 
 
+def _decode(*arguments: Any) -> Tensor:
+    from tamis.kernels import launch_decode
+
+    with torch.cuda.device_of(arguments[0]):
+        return launch_decode.decode(Arguments(*arguments[:-2]), *arguments[-2:])
+
+
+decode_forward = torch.library.custom_op(
+    "tamis::decode", _decode, mutates_args=(), schema=f"({SCHEMA}, Tensor? table, Tensor? norms) -> Tensor"
+)
+
+
+@decode_forward.register_fake
+def _(*arguments: Any) -> Tensor:
+    return empty_output(Arguments(*arguments[:-2]))
+
+
+def decode(arguments: Arguments, table: Tensor | None = None, norms: Tensor | None = None) -> Tensor:
+    """The output, without a gradient, of few queries; keys and values may be pages (see `tamis.kernels.decode`)."""
+    return (_decode if unwatched(arguments.query) else decode_forward)(*arguments, table, norms)
+
+
 def attend(arguments: Arguments, train: bool) -> tuple[Tensor, Tensor]:
     """The output, with a gradient if `train`, and the rows' statistics, if they are counted."""
     if train:
         return Attend.apply(*arguments, train)
+    if arguments.is_decoding:
+        return decode(arguments), arguments.query.new_empty(0)
     forward = _forward if unwatched(arguments.query) else attend_forward
     out, *_, statistics = forward(*arguments, train)
     return out, statistics

@@ -1,0 +1,79 @@
+"""Launching the kernels of `decode`: how keys are split among programs, and memory for what is between."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import triton
+from torch import Tensor
+
+from tamis.kernels import decode as kernels
+from tamis.kernels.arguments import PAGE_UNIT, Arguments, empty_output
+from tamis.kernels.launch import Plan, Tiles, _layout, _planned, _power_of_two, _tolerance
+
+SPAN = 512
+"""Keys of a program of `values`: as many as make its part of the output small beside what it reads."""
+PROGRAMS = 1056
+"""Of `scores`, about, where there are keys enough: two rounds of four for each multiprocessor of an H200."""
+
+
+def decode(a: Arguments, table: Tensor | None, norms: Tensor | None) -> Tensor:
+    """The output.  With a table of pages (B, pages of a sequence), keys and values are (pages, Hk, page, D)."""
+    out = empty_output(a)
+    batch, heads, queries, _ = a.query.shape
+    num_k = a.key.shape[2] * (1 if table is None else table.shape[1])
+    if out.numel() == 0 or num_k == 0:
+        return out.zero_()
+    tiles = _tiles(a)
+    rows, key_heads = batch * heads * queries, batch * a.key.shape[1]
+    blocks = triton.cdiv(heads // a.key.shape[1] * queries, tiles.rows)
+    padded = triton.cdiv(num_k, tiles.cols) * tiles.cols
+    groups, spans = padded // PAGE_UNIT, triton.cdiv(padded, SPAN)
+    shared = {"PAGED": table is not None, "NEAR": norms is not None}
+    layout = _layout(a, table, norms)
+
+    def memory(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
+        return torch.empty(shape, dtype=dtype, device=a.query.device)
+
+    def launch(
+        kernel: Any, programs: int, tiles: Tiles, strided: tuple[Tensor, ...], counts: tuple[int, ...],
+        pointers: tuple[Tensor | None, ...], **constants: Any
+    ) -> None:  # fmt: skip
+        def plan() -> Plan:
+            return Plan(kernel, a, tiles, programs, strided, shared | constants, (num_k, *counts))
+
+        _planned((kernel, layout), plan).launch(a, pointers)
+
+    weights = tops = factors = None
+    if a.is_entmax:
+        chunk = triton.cdiv(padded, max(1, PROGRAMS // (key_heads * blocks)))
+        chunk = triton.cdiv(max(chunk, SPAN), tiles.cols) * tiles.cols
+        parts = triton.cdiv(padded, chunk)
+        weights, tops, factors = memory(rows, padded), memory(rows, groups), memory(rows)
+        launch(
+            kernels.scores, key_heads * blocks * parts, tiles, (a.query, a.key), (blocks, parts, chunk, groups),
+            (a.query, a.key, weights, tops, table, norms, a.e),
+        )  # fmt: skip
+        launch(
+            kernels.solve, rows, Tiles(1, 1, 8, 1), (), (groups,),
+            (weights, tops, memory(rows, groups, dtype=torch.int32), factors, a.e),
+            TOLERANCE=_tolerance(a), WIDTH=min(1024, _power_of_two(num_k)),
+        )  # fmt: skip
+    outs, live = memory(rows, spans, a.value.shape[3]), memory(key_heads * blocks, spans, dtype=torch.int32)
+    launch(
+        kernels.values, key_heads * blocks * spans, tiles, (a.query, a.key, a.value), (blocks, spans, groups),
+        (a.query, a.key, a.value, weights, tops, outs, live, table, norms, a.e),
+        SPAN=SPAN,
+    )  # fmt: skip
+    launch(
+        kernels.gather, rows, tiles._replace(stages=1), (out,), (blocks, spans), (outs, live, factors, out, a.row_scale)
+    )
+    return out
+
+
+def _tiles(a: Arguments) -> Tiles:
+    """As many rows as share a key, where the registers allow it, and keys enough in flight to keep the memory busy."""
+    rows, cols = a.tile
+    rows = min(rows, _power_of_two(a.query.shape[1] // a.key.shape[1] * a.query.shape[2]))
+    return Tiles(rows, cols, 4, 4 if a.head_dim <= 64 else 3 if a.head_dim <= 128 else 2)
