@@ -171,7 +171,7 @@ class _Inputs:
 
         scale, right = self.case.dim**-0.5, 0 if self.case.causal else -1
         tensors: list[Any] = [self.query, self.key, self.value, *[None] * 4, self.slopes, *[None] * 5]
-        arguments = Arguments(*tensors, "squares", 0.5, 0.0, scale, -1, right, 0.0)
+        arguments = Arguments._make([*tensors, "squares", 0.5, 0.0, scale, -1, right, 0.0, False])
         bits = launch.forward(arguments, False)[3]
         runs = self.case.length // RUN
         tiles = (bits[..., None] >> torch.arange(32, device="cuda") & 1).flatten(3)[..., :runs].float()
