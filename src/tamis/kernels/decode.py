@@ -250,7 +250,7 @@ def solve(
             x, v, log_x = _entmax(s, m, c, None, e, 1.0, RULE, False, FAST)
             total += tl.sum(v * x, 1)
             slope += tl.sum(v, 1)
-        c, worst, go = _step(c, total, slope, alive, worst, e, RULE, TOLERANCE)
+        c, worst, go = _step(c, total, slope, alive, worst, TOLERANCE, e, RULE)
     total = tl.zeros((1,), tl.float32)
     for place in range(0, count * GROUP, WIDTH):
         places, there = _listed(S, LIST, place, count, WIDTH)

@@ -107,7 +107,9 @@ def forward(a: Arguments, train: bool) -> Results:
     def plan() -> Plan:
         tiles = forward_tiles(a)
         blocks = _query_blocks(a, tiles)
-        constants = {"TILES": tiles.kept, "KEEP_O2": out2.numel() > 0, "TOLERANCE": _tolerance(a), "LISTED": scanned}
+        constants = {"TILES": tiles.kept, "KEEP_O2": out2.numel() > 0, "LISTED": scanned}
+        tolerance = _tolerance(a)
+        constants |= {"TOLERANCE": tolerance, "CLOSE": _close(a) if tiles.kept else tolerance**0.5}
         constants |= {"COUNTED": a.counted, "SKIPS": a.is_long and a.is_rectified, "ROWS": min(a.tile[0], tiles.rows)}
         strided = (a.query, a.key, a.value, out)
         return Plan(attend.forward, a, tiles, blocks * _heads(a), strided, constants, (blocks,))
@@ -160,6 +162,11 @@ def _listed(a: Arguments, bits: Tensor, *, by_key: bool) -> tuple[Tensor | None,
 
 
 def _tolerance(a: Arguments) -> float:
+    """The error of a row's mass that is left to be divided out: what weights lose by rounding to the dtype, or less."""
+    return {torch.float32: 2e-6, torch.float16: 2e-4}.get(a.query.dtype, 1e-3)
+
+
+def _close(a: Arguments) -> float:
     """The error of a row's mass from which one more step brings the weights well below the rounding of the dtype."""
     return {torch.float32: 1e-4, torch.float16: 3e-3}.get(a.query.dtype, 1e-2)
 
