@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 import triton
@@ -107,7 +107,7 @@ def forward(a: Arguments, train: bool) -> Results:
     def plan() -> Plan:
         tiles = forward_tiles(a)
         blocks = _query_blocks(a, tiles)
-        constants = {"TILES": tiles.kept, "KEEP_O2": out2.numel() > 0, "LISTED": scanned}
+        constants: dict[str, Any] = {"TILES": tiles.kept, "KEEP_O2": out2.numel() > 0, "LISTED": scanned}
         tolerance = _tolerance(a)
         constants |= {"TOLERANCE": tolerance, "CLOSE": _close(a) if tiles.kept else tolerance**0.5}
         constants |= {"COUNTED": a.counted, "SKIPS": a.is_long and a.is_rectified, "ROWS": min(a.tile[0], tiles.rows)}
@@ -142,9 +142,10 @@ def _key_norms(a: Arguments) -> Tensor:
     """The largest norm of a key in each head."""
     d, blocks = a.key.shape[3], triton.cdiv(a.key.shape[2], 128)
     norms = torch.empty((_key_heads(a), blocks), dtype=torch.float32, device=a.key.device)
-    attend.key_norms[(norms.numel(),)](
-        a.key, norms, a.key.stride(), a.key.shape[1], a.key.shape[2], blocks, d, _power_of_two(d), 128
-    )
+    numbers = (a.key.stride(), a.key.shape[1], a.key.shape[2], blocks)
+    key = ("norms", a.key.device, a.key.dtype, a.key.data_ptr() % 16, d, norms.shape, numbers)
+    launch = _planned(key, lambda: Launch(attend.key_norms, norms.numel(), (d, _power_of_two(d), 128)))
+    launch(a.key.device, (a.key, norms, *numbers))
     return norms.amax(1)
 
 
@@ -157,7 +158,9 @@ def _listed(a: Arguments, bits: Tensor, *, by_key: bool) -> tuple[Tensor | None,
     width = row_blocks if by_key else num_tiles
     lists = torch.empty((lines, width), dtype=torch.int16 if width < 2**15 else torch.int32, device=bits.device)
     counts = torch.empty(lines, dtype=torch.int32, device=bits.device)
-    attend.list_tiles[(lines,)](bits, lists, counts, row_blocks, num_tiles, by_key, num_warps=1)
+    key = ("lists", bits.device, lists.dtype, lines, by_key)
+    launch = _planned(key, lambda: Launch(attend.list_tiles, lines, (by_key,), num_warps=1))
+    launch(bits.device, (bits, lists, counts, row_blocks, num_tiles))
     return lists, counts
 
 
@@ -269,6 +272,30 @@ def _sequences(a: Arguments) -> int:
     return 0 if a.cu_q is None else a.cu_q.shape[0] - 1
 
 
+class Launch:
+    """A kernel with its grid and constants.  Once compiled it is called directly, for all arguments of one kind."""
+
+    def __init__(self, kernel: Any, programs: int, constants: tuple[Any, ...], **options: int | None) -> None:
+        self._kernel, self._grid, self._constants, self._options = kernel, (programs, 1, 1), constants, options
+        self._run: Callable[..., object] | None = None
+
+    def __call__(self, device: torch.device, arguments: tuple[Any, ...]) -> None:
+        if self._run is not None:
+            self._run(*arguments, *self._constants)
+            return
+        # With a kernel that was compiled for another grid, or by way of Triton, which looks at every argument.
+        kind = (self._kernel, device, self._constants, *self._options.values(), *map(_kind, arguments))
+        compiled = _compiled.get(kind)
+        if compiled is None:
+            compiled = self._kernel[self._grid](*arguments, *self._constants, **self._options)
+            if isinstance(compiled, CompiledKernel):  # not the interpreter
+                _compiled[kind] = compiled
+                self._run = compiled[self._grid]
+        else:
+            self._run = compiled[self._grid]
+            self._run(*arguments, *self._constants)
+
+
 class Plan:
     """A launch worked out once, for all calls whose tensors are laid out alike: only pointers differ between them.
 
@@ -305,10 +332,9 @@ class Plan:
             a.key.shape[2],
             *counts,
         )
-        self._constants = tuple(constants[name] for name in kernel.arg_names if name in constants)
-        self._kernel, self._grid = kernel, (programs, 1, 1)
-        self._options = {"num_warps": tiles.warps, "num_stages": tiles.stages, "maxnreg": tiles.registers}
-        self._run: Callable[..., object] | None = None
+        in_order = tuple(constants[name] for name in kernel.arg_names if name in constants)
+        options = {"num_warps": tiles.warps, "num_stages": tiles.stages, "maxnreg": tiles.registers}
+        self._launch = Launch(kernel, programs, in_order, **options)
 
     def launch(self, a: Arguments, pointers: tuple[Tensor | None, ...]) -> None:
         mask = a.attn_mask
@@ -321,23 +347,7 @@ class Plan:
             attend.Packed(a.cu_q, a.cu_k, *self._packed),
             *self._numbers,
         )
-        if self._run is not None:
-            self._run(*arguments, *self._constants)
-        else:
-            self._first(a.query.device, arguments)
-
-    def _first(self, device: torch.device, arguments: tuple[Any, ...]) -> None:
-        """With a kernel that another plan has compiled, or by way of Triton, which looks at every argument."""
-        kind = (self._kernel, device, self._constants, *self._options.values(), *map(_kind, arguments))
-        compiled = _compiled.get(kind)
-        if compiled is None:
-            compiled = self._kernel[self._grid](*arguments, *self._constants, **self._options)
-            if isinstance(compiled, CompiledKernel):  # not the interpreter
-                _compiled[kind] = compiled
-                self._run = compiled[self._grid]
-        else:
-            self._run = compiled[self._grid]
-            self._run(*arguments, *self._constants)
+        self._launch(a.query.device, arguments)
 
 
 _compiled: dict[Any, CompiledKernel] = {}
@@ -354,11 +364,12 @@ def _kind(x: Any) -> Any:
     return x.value if isinstance(x, tl.constexpr) else type(x)
 
 
-_plans: dict[Any, Plan] = {}
+_plans: dict[Any, Any] = {}
+Planned = TypeVar("Planned", Launch, Plan)
 MOST_PLANS = 4096
 
 
-def _planned(key: Any, make: Callable[[], Plan]) -> Plan:
+def _planned(key: Any, make: Callable[[], Planned]) -> Planned:
     plan = _plans.get(key)
     if plan is None:
         if len(_plans) >= MOST_PLANS:
