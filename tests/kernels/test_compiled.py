@@ -216,10 +216,10 @@ def test_compile_whole_graph_with_dynamic_lengths():
 
 
 def test_lengths_share_their_compiled_kernels():
-    from tamis.kernels import attend
+    from tamis.kernels import forward
 
     def variants():
-        return sum(len(caches[0]) for caches in attend.forward.device_caches.values())
+        return sum(len(caches[0]) for caches in forward.forward.device_caches.values())
 
     def run(length):
         tamis.entmax_attention(*tensors(length), backend="triton")

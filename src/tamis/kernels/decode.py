@@ -26,19 +26,9 @@ import triton
 import triton.language as tl
 
 from tamis.kernels.arguments import PAGE_UNIT
-from tamis.kernels.attend import (
-    LENGTHS,
-    _activation,
-    _advance,
-    _entmax,
-    _exponent,
-    _inverse,
-    _key_end,
-    _key_range,
-    _looser,
-    _seen,
-    _step,
-)
+from tamis.kernels.ranges import _key_range
+from tamis.kernels.rules import _activation, _advance, _approach, _entmax, _exponent, _inverse, _looser, _step
+from tamis.kernels.tiles import LENGTHS, _key_end, _seen
 
 GROUP = tl.constexpr(PAGE_UNIT)
 """Keys of which `solve` knows the largest score: 64 bytes of scores, what memory moves at least."""
@@ -216,9 +206,7 @@ def solve(
     c = tl.zeros((1,), tl.float32)
     if RULE == "squares" or RULE == "identity":
         c += 1.0
-    for _ in range(3):  # a subset of a subset, in registers: the closer the start, the fewer sweeps
-        x, v, log_x = _entmax(best, m, c, None, e, 1.0, RULE, False, FAST)
-        c = _advance(c, tl.where(alive, tl.sum(v * x, 1), 1.0), tl.where(alive, tl.sum(v, 1), 1.0), e, RULE)
+    c = _approach(best, m, c, alive, e, 1.0, RULE, False, FAST)  # a subset of the maxima, which are one of the scores
     for _ in range(2):
         total = tl.zeros((1,), tl.float32)
         slope = tl.zeros((1,), tl.float32)

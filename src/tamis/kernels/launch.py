@@ -1,4 +1,4 @@
-"""Launching the kernels of `attend`: block sizes, strides, and memory for the results."""
+"""Launching the kernels of `forward`, `scan` and `backward`: block sizes, strides, and memory for the results."""
 
 from __future__ import annotations
 
@@ -12,8 +12,11 @@ import triton.language as tl
 from torch import Tensor
 from triton.compiler import CompiledKernel
 
-from tamis.kernels import attend
+from tamis.kernels import backward as backward_kernels
+from tamis.kernels import forward as forward_kernels
+from tamis.kernels import scan as scan_kernels
 from tamis.kernels.arguments import TENSORS, Arguments, Results, empty_gradients, empty_results
+from tamis.kernels.tiles import Dropout, Packed, Sight
 
 
 class Tiles(NamedTuple):
@@ -112,7 +115,7 @@ def forward(a: Arguments, train: bool) -> Results:
         constants |= {"TOLERANCE": tolerance, "CLOSE": _close(a) if tiles.kept else tolerance**0.5}
         constants |= {"COUNTED": a.counted, "SKIPS": a.is_long and a.is_rectified, "ROWS": min(a.tile[0], tiles.rows)}
         strided = (a.query, a.key, a.value, out)
-        return Plan(attend.forward, a, tiles, blocks * _heads(a), strided, constants, (blocks,))
+        return Plan(forward_kernels.forward, a, tiles, blocks * _heads(a), strided, constants, (blocks,))
 
     lists = _listed(a, bits, by_key=False) if scanned else (None, None)
     _planned(("forward", train, _layout(a)), plan).launch(
@@ -131,7 +134,7 @@ def _scan(a: Arguments, rows: Tensor, bits: Tensor) -> None:
 
     def plan() -> Plan:
         constants = {"ROWS": a.tile[0], "SWEEPS": 2, "NEAR": norms is not None}
-        return Plan(attend.scan, a, tiles, programs, (a.query, a.key), constants, (blocks, tasks))
+        return Plan(scan_kernels.scan, a, tiles, programs, (a.query, a.key), constants, (blocks, tasks))
 
     num_tiles = triton.cdiv(a.key.shape[2], tiles.cols)
     maxima = torch.empty(programs * num_tiles * tiles.rows, dtype=torch.float32, device=bits.device)
@@ -144,7 +147,7 @@ def _key_norms(a: Arguments) -> Tensor:
     norms = torch.empty((_key_heads(a), blocks), dtype=torch.float32, device=a.key.device)
     numbers = (a.key.stride(), a.key.shape[1], a.key.shape[2], blocks)
     key = ("norms", a.key.device, a.key.dtype, a.key.data_ptr() % 16, d, norms.shape, numbers)
-    launch = _planned(key, lambda: Launch(attend.key_norms, norms.numel(), (d, _power_of_two(d), 128)))
+    launch = _planned(key, lambda: Launch(scan_kernels.key_norms, norms.numel(), (d, _power_of_two(d), 128)))
     launch(a.key.device, (a.key, norms, *numbers))
     return norms.amax(1)
 
@@ -159,7 +162,7 @@ def _listed(a: Arguments, bits: Tensor, *, by_key: bool) -> tuple[Tensor | None,
     lists = torch.empty((lines, width), dtype=torch.int16 if width < 2**15 else torch.int32, device=bits.device)
     counts = torch.empty(lines, dtype=torch.int32, device=bits.device)
     key = ("lists", bits.device, lists.dtype, lines, by_key)
-    launch = _planned(key, lambda: Launch(attend.list_tiles, lines, (by_key,), num_warps=1))
+    launch = _planned(key, lambda: Launch(scan_kernels.list_tiles, lines, (by_key,), num_warps=1))
     launch(bits.device, (bits, lists, counts, row_blocks, num_tiles))
     return lists, counts
 
@@ -200,7 +203,7 @@ def _backward_whole(
         one = a.query.shape[1] == a.key.shape[1] and a.query.shape[2] <= tiles.rows
         strided = (a.query, a.key, a.value, grad, dq, dk, dv)
         constants = {"WITH_E": with_e, "ONE_BLOCK": one}
-        return Plan(attend.backward_whole, a, tiles, _key_heads(a), strided, constants)
+        return Plan(backward_kernels.backward_whole, a, tiles, _key_heads(a), strided, constants)
 
     de = torch.empty(_heads(a), dtype=torch.float32, device=grad.device)
     _planned(("whole", with_e, _layout(a, grad, rows)), plan).launch(
@@ -227,12 +230,12 @@ def _backward_split(
         strided = (a.query, a.key, a.value, grad, dq, out2)
         programs = query_blocks * _heads(a)
         constants = {"WITH_E": with_e, "LISTED": a.is_listed}
-        return Plan(attend.backward_queries, a, tiles, programs, strided, constants, (query_blocks,))
+        return Plan(backward_kernels.backward_queries, a, tiles, programs, strided, constants, (query_blocks,))
 
     def plan_keys() -> Plan:
         strided = (a.query, a.key, a.value, grad, dk, dv)
         programs = key_blocks * _key_heads(a)
-        return Plan(attend.backward_keys, a, tiles, programs, strided, {"LISTED": a.is_listed}, (key_blocks,))
+        return Plan(backward_kernels.backward_keys, a, tiles, programs, strided, {"LISTED": a.is_listed}, (key_blocks,))
 
     de = torch.empty(query_blocks * _heads(a), dtype=torch.float32, device=grad.device)
     delta = torch.empty(rows.shape[1:], dtype=torch.float32, device=grad.device)
@@ -342,9 +345,9 @@ class Plan:
             mask = mask.view(torch.int8)
         arguments = (
             *pointers,
-            attend.Sight(mask, a.key_lengths, a.alibi_slopes, a.query_positions, a.key_positions, *self._sight),
-            attend.Dropout(a.seed, *self._dropout),
-            attend.Packed(a.cu_q, a.cu_k, *self._packed),
+            Sight(mask, a.key_lengths, a.alibi_slopes, a.query_positions, a.key_positions, *self._sight),
+            Dropout(a.seed, *self._dropout),
+            Packed(a.cu_q, a.cu_k, *self._packed),
             *self._numbers,
         )
         self._launch(a.query.device, arguments)
@@ -386,7 +389,7 @@ def _layout(a: Arguments, *others: Tensor | None) -> Any:
 
 
 def _sight(a: Arguments) -> tuple[Any, ...]:
-    """`attend.Sight` without its pointers."""
+    """`Sight` without its pointers."""
     return (
         (0, 0, 0, 0) if a.attn_mask is None else _broadcast_strides(a.attn_mask),
         _batch_stride(a.alibi_slopes),
@@ -406,13 +409,13 @@ def _sight(a: Arguments) -> tuple[Any, ...]:
 
 
 def _dropout(a: Arguments) -> tuple[Any, ...]:
-    """`attend.Dropout` without its seed."""
+    """`Dropout` without its seed."""
     p = a.dropout_p
     return min(int(p * 2**32), 2**32 - 1), 1.0 / (1.0 - p) if p < 1.0 else 0.0, _constant(p > 0.0)
 
 
 def _packed(a: Arguments) -> tuple[Any, ...]:
-    """`attend.Packed` without its pointers."""
+    """`Packed` without its pointers."""
     count = _sequences(a)
     return count, _constant(count > 0), _constant(triton.next_power_of_2(max(1, count)))
 

@@ -26,7 +26,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from tamis.kernels.attend import _advance, _curvature, _entmax, _expm1, _log1p, _log2, _rectify
+from tamis.kernels.rules import _advance, _curvature, _entmax, _expm1, _log1p, _log2, _rectify
 
 NEAR_ONE = tl.constexpr(0.125)
 _LOG2_E = tl.constexpr(1.4426950408889634)

@@ -12,7 +12,6 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from tamis.kernels.attend import _curvature, _expm1
 from tamis.kernels.rows import (
     _LN_2,
     _alpha_slope,
@@ -22,6 +21,7 @@ from tamis.kernels.rows import (
     exponent,
     relative,
 )
+from tamis.kernels.rules import _curvature, _expm1
 
 
 @triton.jit

@@ -1,0 +1,274 @@
+"""Fused attention, backward: weights and slopes are rebuilt from the rows' state (m, c, n), see `rules`.
+
+    backward_whole     one key head whose keys fit one tile: all gradients in one program
+    backward_queries   one block of queries, keys in a loop: d query, d alpha
+    backward_keys      one block of keys, queries in a loop: d key, d value
+
+Nothing is added up by atomics: two runs agree to the bit.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from tamis.kernels.ranges import (
+    _entries,
+    _entry,
+    _inner_queries,
+    _inner_range,
+    _key_range,
+    _program_tiles,
+    _query_range,
+    _tile,
+)
+from tamis.kernels.rules import _curvature, _exponent, _inverse, _weights
+from tamis.kernels.tiles import LENGTHS, _kept, _key_end, _load, _load_scales, _matrix, _place, _scores, _store
+
+
+@triton.jit
+def _load_rows(
+    M, C, N, SCALES, scales_strides, b, h, row, first, present, NORMALISED: tl.constexpr, HAS_SCALES: tl.constexpr,
+    BM: tl.constexpr
+):  # fmt: skip
+    """The rows' state (m, c, n)."""
+    m = tl.zeros((BM,), tl.float32)
+    c = m
+    n = m + 1.0
+    if NORMALISED:
+        m = tl.load(M + row, mask=present, other=1e30)  # so that no row beyond the last has weights
+        c = tl.load(C + row, mask=present, other=0.0)
+        n = tl.load(N + row, mask=present, other=0.0)
+    elif HAS_SCALES:
+        n = _load_scales(SCALES, scales_strides, b, h, first, present, BM)
+    return m, c, n
+
+
+@triton.jit
+def _whole_block(
+    dk, dv, k, value, Q, DO, DQ, M, C, N, SCALES, E, q_strides, do_strides, dq_strides, scales_strides, sight, dropout,
+    e_value, scale, bias, b, h, H, q_first, num_q, num_k, key_end,
+    D: tl.constexpr, DW: tl.constexpr, DV: tl.constexpr, DVW: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
+    RULE: tl.constexpr, NORMALISED: tl.constexpr, HAS_E: tl.constexpr, HAS_SCALES: tl.constexpr, WITH_E: tl.constexpr,
+    RAW: tl.constexpr, FAST: tl.constexpr, PRECISION: tl.constexpr
+):  # fmt: skip
+    """One block of queries against all keys: d query is stored, d key and d value added up, d alpha returned."""
+    unit = scale if RAW else 1.0
+    zero = tl.zeros((), tl.int64)
+    first = tl.zeros((), tl.int32)
+    head = b * H + h
+    e = _exponent(E, e_value, h, HAS_E, FAST)
+    row = tl.cast(head, tl.int64) * num_q + q_first + tl.arange(0, BM)
+    present = q_first + tl.arange(0, BM) < num_q
+    q = _load(_matrix(Q, b, h, zero, q_strides), q_first, num_q, q_strides, D, BM, DW)
+    do = _load(_matrix(DO, b, h, zero, do_strides), q_first, num_q, do_strides, DV, BM, DVW)
+    m, c, n = _load_rows(M, C, N, SCALES, scales_strides, b, h, row, q_first, present, NORMALISED, HAS_SCALES, BM)
+    s = _scores(
+        q, k, scale, sight, b, h, q_first, first, zero, num_q, zero, num_k, key_end, PRECISION, BM, BN, True, RAW
+    )  # fmt: skip
+    p, v, x, log_x = _weights(s, m, c, n, e, unit, bias, RULE, NORMALISED, RAW, FAST)
+    # In this order as little as possible is alive at a time: registers are what limits this kernel.
+    kappa = v
+    if WITH_E:
+        kappa = _curvature(x, log_x, e, FAST)
+    if dropout.on:
+        kept = _kept(dropout, head, q_first, first, BM, BN)
+        p = tl.where(kept, p, 0.0)
+    dv = tl.dot(tl.trans(p.to(do.dtype)), do, dv, input_precision=PRECISION)
+    dp = tl.dot(do, tl.trans(value), input_precision=PRECISION)
+    if dropout.on:
+        dp = tl.where(kept, dp, 0.0)
+    if NORMALISED:
+        dp -= (tl.sum(v * dp, 1) * _inverse(tl.sum(v, 1)))[:, None]
+    ds = v * dp
+    de = 0.0
+    if WITH_E:
+        de = -tl.sum(tl.sum(kappa * ds, 1), 0) * dropout.scale
+    ds = ds.to(q.dtype)
+    dq = tl.dot(ds, k, input_precision=PRECISION) * (scale * dropout.scale)
+    _store(_matrix(DQ, b, h, zero, dq_strides), dq, q_first, num_q, dq_strides, D, BM, DW)
+    dk = tl.dot(tl.trans(ds), q, dk, input_precision=PRECISION)
+    return dk, dv, de
+
+
+@triton.jit(do_not_specialize=LENGTHS)
+def backward_whole(
+    Q, K, V, DO, DQ, DK, DV_, DE, M, C, N, SCALES, E, sight, dropout, packed,
+    q_strides, k_strides, v_strides, do_strides, dq_strides, dk_strides, dv_strides, scales_strides,
+    e_value, scale, bias, H, GROUPS, num_q, num_k,
+    D: tl.constexpr, DW: tl.constexpr, DV: tl.constexpr, DVW: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
+    RULE: tl.constexpr, NORMALISED: tl.constexpr, HAS_E: tl.constexpr, HAS_SCALES: tl.constexpr, WITH_E: tl.constexpr,
+    ONE_BLOCK: tl.constexpr, RAW: tl.constexpr, FAST: tl.constexpr, PRECISION: tl.constexpr
+):  # fmt: skip
+    program = tl.program_id(0)
+    key_heads = H // GROUPS
+    b = program // key_heads
+    key_head = program % key_heads
+    zero = tl.zeros((), tl.int64)
+    first = tl.zeros((), tl.int32)
+    key_end = _key_end(sight, b, num_k)
+    k = _load(_matrix(K, b, key_head, zero, k_strides), first, key_end, k_strides, D, BN, DW)
+    value = _load(_matrix(V, b, key_head, zero, v_strides), first, key_end, v_strides, DV, BN, DVW)
+    dk = tl.zeros((BN, DW), tl.float32)
+    dv = tl.zeros((BN, DVW), tl.float32)
+    if ONE_BLOCK:  # a loop around it would cost a third of the speed
+        dk, dv, de = _whole_block(
+            dk, dv, k, value, Q, DO, DQ, M, C, N, SCALES, E, q_strides, do_strides, dq_strides, scales_strides, sight,
+            dropout, e_value, scale, bias, b, key_head, H, first, num_q, num_k, key_end,
+            D, DW, DV, DVW, BM, BN, RULE, NORMALISED, HAS_E, HAS_SCALES, WITH_E, RAW, FAST, PRECISION
+        )  # fmt: skip
+        if WITH_E:
+            tl.store(DE + program, de)
+    else:
+        for h in range(key_head * GROUPS, key_head * GROUPS + GROUPS):
+            head_de = tl.zeros((), tl.float32)
+            for q_first in range(first, num_q, BM):
+                dk, dv, de = _whole_block(
+                    dk, dv, k, value, Q, DO, DQ, M, C, N, SCALES, E, q_strides, do_strides, dq_strides, scales_strides,
+                    sight, dropout, e_value, scale, bias, b, h, H, q_first, num_q, num_k, key_end,
+                    D, DW, DV, DVW, BM, BN, RULE, NORMALISED, HAS_E, HAS_SCALES, WITH_E, RAW, FAST, PRECISION
+                )  # fmt: skip
+                head_de += de
+            if WITH_E:
+                tl.store(DE + b * H + h, head_de)
+    dk *= scale * dropout.scale
+    dv *= dropout.scale
+    _store(_matrix(DK, b, key_head, zero, dk_strides), dk, first, num_k, dk_strides, D, BN, DW)
+    _store(_matrix(DV_, b, key_head, zero, dv_strides), dv, first, num_k, dv_strides, DV, BN, DVW)
+
+
+@triton.jit(do_not_specialize=(*LENGTHS, "num_blocks"))
+def backward_queries(
+    Q, K, V, DO, DQ, DE, O2, DELTA, M, C, N, LISTS, COUNTS, SCALES, E, sight, dropout, packed,
+    q_strides, k_strides, v_strides, do_strides, dq_strides, o2_strides, scales_strides, e_value, scale, bias,
+    H, GROUPS, num_q, num_k, num_blocks,
+    D: tl.constexpr, DW: tl.constexpr, DV: tl.constexpr, DVW: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
+    RULE: tl.constexpr, NORMALISED: tl.constexpr, HAS_E: tl.constexpr, HAS_SCALES: tl.constexpr, WITH_E: tl.constexpr,
+    SPLIT: tl.constexpr, LISTED: tl.constexpr, RAW: tl.constexpr, FAST: tl.constexpr, PRECISION: tl.constexpr
+):  # fmt: skip
+    unit = scale if RAW else 1.0
+    program = tl.program_id(0)
+    h = (program // num_blocks) % H
+    b = program // (num_blocks * H)
+    head = b * H + h
+    row = tl.cast(head, tl.int64) * num_q + tl.arange(0, BM)
+    block, q_start, num_q, k_start, num_k = _place(program % num_blocks, num_q, num_k, packed, BM, False)
+    q_first = block * BM
+    if q_first >= num_q:
+        if WITH_E:
+            tl.store(DE + program, 0.0)
+        return
+    row += q_start + q_first
+    present = q_first + tl.arange(0, BM) < num_q
+    key_end = _key_end(sight, b, num_k)
+    low, high = _key_range(sight, q_first, num_q, num_k, key_end, BM, BN)
+    keys = _matrix(K, b, h // GROUPS, k_start, k_strides)
+    values = _matrix(V, b, h // GROUPS, k_start, v_strides)
+    e = _exponent(E, e_value, h, HAS_E, FAST)
+    q = _load(_matrix(Q, b, h, q_start, q_strides), q_first, num_q, q_strides, D, BM, DW)
+    do = _load(_matrix(DO, b, h, q_start, do_strides), q_first, num_q, do_strides, DV, BM, DVW)
+    m, c, n = _load_rows(M, C, N, SCALES, scales_strides, b, h, row, q_start + q_first, present, NORMALISED, HAS_SCALES,
+                         BM)  # fmt: skip
+    delta = tl.zeros((BM,), tl.float32)
+    if NORMALISED:
+        o2 = _load(_matrix(O2, b, h, q_start, o2_strides), q_first, num_q, o2_strides, DV, BM, DVW)
+        delta = tl.sum(o2 * do.to(tl.float32), 1)
+        tl.store(DELTA + row, delta, mask=present)
+    dq = tl.zeros((BM, DW), tl.float32)
+    # O2 comes from rounded slopes, which is enough for d query but not for d alpha: it gets its mean from exact sums.
+    kappa_v = tl.zeros((BM,), tl.float32)
+    kappa_v_dp = tl.zeros((BM,), tl.float32)
+    sum_v = tl.zeros((BM,), tl.float32)
+    sum_v_dp = tl.zeros((BM,), tl.float32)
+    q_token = q_start.to(tl.int32) + q_first
+    inner, inner_end = _inner_range(sight, low, high, q_first, num_q, num_k, key_end, BM, BN)
+    listed, count, start, end = _program_tiles(
+        LISTS, COUNTS, program, num_k, low, high, inner, inner_end, SPLIT, LISTED, BN
+    )  # fmt: skip
+    for part in tl.static_range(2 if SPLIT else 1):
+        for j in range(0, _entries(count, start, end, part == 1)):
+            first = _tile(LISTS, listed, low, _entry(j, start, end, part == 1), LISTED, BN)
+            k = _load(keys, first, key_end, k_strides, D, BN, DW)
+            value = _load(values, first, key_end, v_strides, DV, BN, DVW)
+            s = _scores(
+                q, k, scale, sight, b, h, q_first, first, q_start, num_q, k_start, num_k, key_end, PRECISION, BM, BN,
+                part == 0, RAW
+            )  # fmt: skip
+            p, v, x, log_x = _weights(s, m, c, n, e, unit, bias, RULE, NORMALISED, RAW, FAST)
+            dp = tl.dot(do, tl.trans(value), input_precision=PRECISION)
+            if dropout.on:
+                dp = tl.where(_kept(dropout, head, q_token, first, BM, BN), dp, 0.0)
+            ds = v * (dp - delta[:, None])
+            if WITH_E:
+                kappa = _curvature(x, log_x, e, FAST)
+                kappa_v += tl.sum(kappa * v, 1)
+                kappa_v_dp += tl.sum(kappa * v * dp, 1)
+                sum_v += tl.sum(v, 1)
+                sum_v_dp += tl.sum(v * dp, 1)
+            dq = tl.dot(ds.to(k.dtype), k, dq, input_precision=PRECISION)
+    dq *= scale * dropout.scale
+    _store(_matrix(DQ, b, h, q_start, dq_strides), dq, q_first, num_q, dq_strides, D, BM, DW)
+    if WITH_E:
+        tl.store(DE + program, tl.sum(sum_v_dp * _inverse(sum_v) * kappa_v - kappa_v_dp, 0) * dropout.scale)
+
+
+@triton.jit(do_not_specialize=(*LENGTHS, "num_blocks"))
+def backward_keys(
+    Q, K, V, DO, DK, DV_, DELTA, M, C, N, LISTS, COUNTS, SCALES, E, sight, dropout, packed,
+    q_strides, k_strides, v_strides, do_strides, dk_strides, dv_strides, scales_strides, e_value, scale, bias,
+    H, GROUPS, num_q, num_k, num_blocks,
+    D: tl.constexpr, DW: tl.constexpr, DV: tl.constexpr, DVW: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
+    RULE: tl.constexpr, NORMALISED: tl.constexpr, HAS_E: tl.constexpr, HAS_SCALES: tl.constexpr,
+    SPLIT: tl.constexpr, LISTED: tl.constexpr, RAW: tl.constexpr, FAST: tl.constexpr, PRECISION: tl.constexpr
+):  # fmt: skip
+    unit = scale if RAW else 1.0
+    program = tl.program_id(0)
+    key_heads = H // GROUPS
+    key_head = (program // num_blocks) % key_heads
+    b = program // (num_blocks * key_heads)
+    rows_per_head = num_q
+    block, q_start, num_q, k_start, num_k = _place(program % num_blocks, num_q, num_k, packed, BN, True)
+    k_first = block * BN
+    if k_first >= num_k:
+        return
+    key_end = _key_end(sight, b, num_k)
+    low, high = _query_range(sight, k_first, num_q, num_k, BM, BN)
+    inner, inner_end = _inner_queries(sight, k_first, num_q, num_k, key_end, BM, BN)
+    k = _load(_matrix(K, b, key_head, k_start, k_strides), k_first, key_end, k_strides, D, BN, DW)
+    value = _load(_matrix(V, b, key_head, k_start, v_strides), k_first, key_end, v_strides, DV, BN, DVW)
+    dk = tl.zeros((BN, DW), tl.float32)
+    dv = tl.zeros((BN, DVW), tl.float32)
+    for h in range(key_head * GROUPS, key_head * GROUPS + GROUPS):
+        head = b * H + h
+        e = _exponent(E, e_value, h, HAS_E, FAST)
+        line = tl.cast(head, tl.int64) * num_blocks + block
+        listed, count, start, end = _program_tiles(
+            LISTS, COUNTS, line, num_q, low, high, inner, inner_end, SPLIT, LISTED, BM
+        )  # fmt: skip
+        for part in tl.static_range(2 if SPLIT else 1):
+            for j in range(0, _entries(count, start, end, part == 1)):
+                q_first = _tile(LISTS, listed, low, _entry(j, start, end, part == 1), LISTED, BM)
+                row = tl.cast(head, tl.int64) * rows_per_head + q_start + q_first + tl.arange(0, BM)
+                present = q_first + tl.arange(0, BM) < num_q
+                q = _load(_matrix(Q, b, h, q_start, q_strides), q_first, num_q, q_strides, D, BM, DW)
+                do = _load(_matrix(DO, b, h, q_start, do_strides), q_first, num_q, do_strides, DV, BM, DVW)
+                m, c, n = _load_rows(M, C, N, SCALES, scales_strides, b, h, row, q_start + q_first, present, NORMALISED,
+                                     HAS_SCALES, BM)  # fmt: skip
+                s = _scores(
+                    q, k, scale, sight, b, h, q_first, k_first, q_start, num_q, k_start, num_k, key_end, PRECISION,
+                    BM, BN, part == 0, RAW
+                )  # fmt: skip
+                p, v, x, log_x = _weights(s, m, c, n, e, unit, bias, RULE, NORMALISED, RAW, FAST)
+                dp = tl.dot(do, tl.trans(value), input_precision=PRECISION)
+                if dropout.on:
+                    kept = _kept(dropout, head, q_start.to(tl.int32) + q_first, k_first, BM, BN)
+                    p = tl.where(kept, p, 0.0)
+                    dp = tl.where(kept, dp, 0.0)
+                if NORMALISED:
+                    dp -= tl.load(DELTA + row, mask=present, other=0.0)[:, None]
+                dk = tl.dot(tl.trans((v * dp).to(q.dtype)), q, dk, input_precision=PRECISION)
+                dv = tl.dot(tl.trans(p.to(do.dtype)), do, dv, input_precision=PRECISION)
+    dk *= scale * dropout.scale
+    dv *= dropout.scale
+    _store(_matrix(DK, b, key_head, k_start, dk_strides), dk, k_first, num_k, dk_strides, D, BN, DW)
+    _store(_matrix(DV_, b, key_head, k_start, dv_strides), dv, k_first, num_k, dv_strides, DV, BN, DVW)
