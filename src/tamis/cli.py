@@ -255,12 +255,18 @@ def dispersion(
     from tamis.config import read_settings
     from tamis.evaluation.dispersion import plot_dispersion
     from tamis.language_runs import is_language, language_dispersion
-    from tamis.task_runs import task_dispersion
+    from tamis.report.plots import check_figure
+    from tamis.task_runs import is_task, task_dispersion
 
+    check_figure(output)
+    settings = read_settings(overrides)
+    for run in runs:
+        if not (is_language(run) or is_task(run)):
+            raise ValueError(f"{run} is not a run of a language model or of a task")
     for run in runs:
         print(run)
         measure = language_dispersion if is_language(run) else task_dispersion
-        measure(run, device, settings=read_settings(overrides))
+        measure(run, device, settings=settings)
     plot_dispersion(runs, output)
     print(output)
 

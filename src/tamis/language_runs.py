@@ -243,7 +243,7 @@ def language_dispersion(
     def texts(length: int) -> Tensor:
         return torch.stack(pieces)[:, :length]
 
-    return write_dispersion(folder, recipe.name, loaded.model, lengths, texts, config, say)
+    return write_dispersion(folder, recipe.name, "text", loaded.model, lengths, texts, config, say)
 
 
 def _pieces(folder: Path, recipe: LanguageRecipe, config: LanguageConfig, loaded: TextGenerator) -> list[Row]:

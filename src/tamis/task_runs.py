@@ -138,6 +138,11 @@ def evaluate_task(
     return result
 
 
+def is_task(folder: Path) -> bool:
+    """Whether a folder is a run of a task."""
+    return (folder / RECIPE).is_file() and "task" in read_tables(folder / RECIPE)
+
+
 def task_dispersion(
     folder: Path,
     device: str | None = None,
@@ -154,7 +159,7 @@ def task_dispersion(
     def texts(length: int) -> Tensor:
         return task.generate(config.samples, length, stream("test", config.seed, length), "test").tokens[:, :-1]
 
-    return write_dispersion(folder, recipe.name, model, lengths, texts, config, say)
+    return write_dispersion(folder, recipe.name, recipe.task.name, model, lengths, texts, config, say)
 
 
 def plot_tasks(folders: Sequence[Path], output: Path) -> None:

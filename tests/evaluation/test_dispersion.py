@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from tamis.analysis import capture, normalised_entropy, support_size
-from tamis.evaluation.dispersion import DispersionConfig, draw_dispersion, measure_dispersion
+from tamis.evaluation.dispersion import DispersionConfig, draw_dispersion, measure_dispersion, plot_dispersion
 from tamis.models import CausalLM, CausalLMConfig
 from tamis.nn.modes import evaluating
 
@@ -83,3 +83,18 @@ def test_it_is_drawn(tmp_path, position):
 def test_bad_settings(settings):
     with pytest.raises(ValueError, match=next(iter(settings))):
         DispersionConfig(**settings)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_models_in_half_precision(dtype):
+    found = measure_dispersion(built("asentmax").to(dtype), texts(), 48, queries=4)
+    assert sum(site.beyond for site in found.sites.values()) == 0
+
+
+def test_runs_on_different_texts_are_not_drawn_together(tmp_path):
+    for kind in ("text", "reverse"):
+        (tmp_path / kind).mkdir()
+        found = {"kind": kind, "mechanism": "softmax", "position": "nape", "lengths": []}
+        (tmp_path / kind / "dispersion.json").write_text(json.dumps(found))
+    with pytest.raises(ValueError, match="the same kind of text, got reverse and text"):
+        plot_dispersion([tmp_path / "text", tmp_path / "reverse"], tmp_path / "spread.png")

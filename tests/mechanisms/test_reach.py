@@ -3,13 +3,15 @@
 import pytest
 import torch
 
+import tamis
 from tamis import attention_weights
-from tamis.mechanisms import reach
+from tamis.mechanisms import EntmaxAttention, reach
 from tamis.mechanisms.reach import PAGE, first_in_reach
 from tamis.models import CausalLM, CausalLMConfig
 from tamis.nn import attention
 from tamis.nn.cache import AttentionCache
 from tamis.nn.modes import evaluating
+from tamis.positions import NAPE
 from tamis.positions.alibi import geometric_slopes, harmonic_slopes
 
 
@@ -86,6 +88,50 @@ def test_generating_is_the_same_and_looks_at_fewer_keys(monkeypatch, mechanism, 
     assert set(looked) == {393}
     torch.testing.assert_close(continued(8), expected, rtol=1e-10, atol=1e-10)
     assert min(looked) < 196
+
+
+class Sharper(EntmaxAttention):
+    def settings(self, *arguments):
+        return {**super().settings(*arguments), "scale": 100.0}
+
+
+class Own(EntmaxAttention):
+    def forward(self, query, key, value, *, hidden=None, **options):
+        return tamis.entmax_attention(query, key, value, alpha=1.2, **options)
+
+
+@pytest.mark.parametrize("shape", [(), (8,), (8, 1, 1), (1, 8, 1, 1), (1, 1), (2, 8, 1, 1), (2, 1, 1, 1)])
+def test_alphas_of_every_shape(monkeypatch, shape):
+    alpha = torch.linspace(1.05, 2.0, max(1, torch.Size(shape).numel())).view(shape)
+    check_layer(monkeypatch, EntmaxAttention(8, alpha), NAPE(8))
+
+
+@pytest.mark.parametrize("mechanism", [Sharper, Own])
+def test_mechanisms_that_do_something_else(monkeypatch, mechanism):
+    check_layer(monkeypatch, mechanism(8, 1.5), NAPE(8))
+
+
+def test_a_slope_that_favours_what_is_far():
+    """The first key of a page may then have a weight where the last has none."""
+    query, key = torch.tensor([[[[20.0, 0.0, 0.0, 0.0]]]]), torch.zeros(1, 1, 201, 4)
+    key[..., -1, 0] = 1.0  # a score of 10, and 200 x 0.05 is as much
+    for slope, first in ((0.05, 192), (-0.05, 0)):
+        assert first_in_reach(query, key, norms(key), 2.0, torch.tensor([slope])).tolist() == [first]
+
+
+def check_layer(monkeypatch, mechanism, position):
+    torch.manual_seed(0)
+    layer = attention.Attention(64, 8, mechanism=mechanism, position=position).double()
+    x = torch.randn(2, 400, 64, dtype=torch.float64)
+
+    def last(far):
+        monkeypatch.setattr(attention, "FAR", far)
+        cache = AttentionCache()
+        with torch.no_grad():
+            layer(x[:, :399], is_causal=True, cache=cache)
+            return layer(x[:, 399:], is_causal=True, cache=cache)
+
+    torch.testing.assert_close(last(8), last(10**9), rtol=1e-10, atol=1e-10)
 
 
 def test_norms_follow_what_is_cached():

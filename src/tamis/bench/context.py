@@ -110,7 +110,7 @@ def _measured(model: CausalLM, length: int, new: int, repeats: int) -> dict[str,
             if not any(isinstance(module, Dense) for module in model.modules()):
                 sites = measure_dispersion(model, [inputs], length, OBSERVED).sites.values()
                 supports = [support for site in sites for support in site.support]
-                found["density"] = sum(supports) / len(supports) / length
+                found["density"] = sum(supports) / len(supports) / length  # as if the last rows all saw that many
     return found
 
 

@@ -170,12 +170,12 @@ def _unbiased(
     mechanism: Mechanism, query: Tensor, key: Tensor, hidden: Tensor, options: dict[str, Any]
 ) -> tuple[Tensor, Tensor, float | Tensor]:
     """Scores before the bias, what is visible, and alpha; 1 for all but entmax, as it is what knows a horizon."""
-    settings: dict[str, Any] = {"alpha": 1.0}
+    alpha: float | Tensor = 1.0
     if isinstance(mechanism, EntmaxAttention | ASEntmaxAttention):
-        settings = mechanism.settings(query, key, hidden, options)
-    scale = settings.get("query_scale")
-    scores, visible = attention_scores(query if scale is None else query * scale.unsqueeze(-1), key, **options)
-    return scores, visible, settings["alpha"]
+        query, settings = mechanism._scaled(query, key, hidden, options)
+        alpha = settings["alpha"]
+    scores, visible = attention_scores(query, key, **options)
+    return scores, visible, alpha
 
 
 def _horizon(scores: Tensor, visible: Tensor, slopes: Tensor, alpha: float | Tensor) -> Tensor:
@@ -220,17 +220,23 @@ def _mean(values: Iterable[float]) -> str:
 def write_dispersion(
     folder: Path,
     name: str,
+    kind: str,
     model: CausalLM,
     lengths: Sequence[int],
     texts: Callable[[int], Tensor],
     config: DispersionConfig,
     say: Callable[[str], None],
 ) -> dict[str, Any]:
-    """How heads spread on the texts (samples, n) of each length; dispersion.json is written as it goes."""
+    """How heads spread on the texts (samples, n) of each length; dispersion.json is written as it goes.
+
+    `kind` says what the texts are: only runs on the same are drawn together.
+    """
     device = next(model.parameters()).device
+    mechanism, settings = read_spec(model.config.mechanism)
     result: dict[str, Any] = {
         "name": name,
-        "mechanism": read_spec(model.config.mechanism)[0],
+        "kind": kind,
+        "mechanism": " ".join([mechanism, *(f"{key}={value}" for key, value in settings.items())]),
         "position": model.config.position,
         "dispersion": config.to_dict(),
         "device": str(device),
@@ -249,8 +255,10 @@ def write_dispersion(
 def plot_dispersion(folders: Sequence[Path], output: Path) -> None:
     """Draw what `write_dispersion` wrote, one colour for each mechanism and kind of positions."""
     found: dict[str, list[Any]] = {}
-    for folder in folders:
-        result = json.loads((folder / DISPERSION).read_text(encoding="utf-8"))
+    results = [json.loads((folder / DISPERSION).read_text(encoding="utf-8")) for folder in folders]
+    if len(kinds := sorted({result["kind"] for result in results})) > 1:
+        raise ValueError(f"one picture shows runs on the same kind of text, got {' and '.join(kinds)}")
+    for result in results:
         found.setdefault(f"{result['mechanism']}, {result['position']}", []).append(result["lengths"])
     draw_dispersion(found, output)
 
@@ -269,15 +277,20 @@ def draw_dispersion(runs: Mapping[str, Sequence[Sequence[Mapping[str, Any]]]], p
         for panel, quantity in ((entropy, "entropy"), (support, "support")):
             _draw_means(panel, found, quantity, False, label=name, color=colour)
             _draw_means(panel, found, quantity, True, label=f"{name}, with a bias", color=colour, linestyle=":")
-        for head in (head for run in found for head in _heads(run[-1], biased=True) if head["horizon"] is not None):
+        longest = [max(run, key=lambda length: length["keys"]) for run in found]
+        for head in (head for run in longest for head in _heads(run, biased=True) if head["horizon"] is not None):
             reach.scatter(head["horizon"], head["reach"], s=12, color=colour)
     reach.axline((1, 1), (2, 2), color="grey", linewidth=0.8)
     entropy.set(xlabel="keys", xscale="log", ylim=(0, None))
     entropy.set_title("entropy / log n", fontsize=9)
     support.set(xlabel="keys", xscale="log", yscale="log")
     support.set_title("keys with a weight", fontsize=9)
-    reach.set(xlabel="horizon", xscale="log", yscale="log")
-    reach.set_title("greatest distance with a weight", fontsize=9)
+    keys = sorted({length["keys"] for found in runs.values() for run in found for length in run})
+    for panel in (entropy, support):
+        panel.set_xticks(keys, labels=[f"{count:,}" for count in keys])
+        panel.minorticks_off()
+    reach.set(xlabel="horizon", xscale="symlog", yscale="symlog")  # either may be 0
+    reach.set_title(f"greatest distance with a weight, {keys[-1]:,} keys", fontsize=9)
     for panel in (entropy, support, reach):
         panel.spines[["top", "right"]].set_visible(False)
     figure.legend(*entropy.get_legend_handles_labels(), frameon=False, fontsize=8, loc="outside lower center", ncols=4)

@@ -64,7 +64,7 @@ class Mechanism(nn.Module):
             attention = functional.relu_attention
         elif isinstance(settings["alpha"], float) and settings["alpha"] == 1.0:
             attention, settings = functional.softmax_attention, {}
-        elif page_norms is not None:
+        elif page_norms is not None and settings.keys() == {"alpha"} and _is_per_head(settings["alpha"]):
             attention = partial(entmax_in_reach, page_norms=page_norms)
         return attention(query, key, value, **settings, **options)
 
@@ -87,6 +87,11 @@ class Mechanism(nn.Module):
             wide = query.to(torch.promote_types(query.dtype, torch.float32))
             query = (wide * scale.unsqueeze(-1)).to(query.dtype)
         return query, settings
+
+
+def _is_per_head(alpha: float | Tensor) -> bool:
+    """One number, or one for each head; not one for each sequence or query."""
+    return not isinstance(alpha, Tensor) or alpha.ndim <= 1
 
 
 def span(values: Tensor | None) -> str:

@@ -41,7 +41,7 @@ def entmax_in_reach(
         query: (B, H, 1, D); as many heads as keys have.
         page_norms: (B, H, pages), no less than the norm of any key in the page.
         alpha: a number or one for each head.
-        alibi_slopes: (H,), not negative.
+        alibi_slopes: (H,).
     """
     firsts = first_in_reach(query, key, page_norms, alpha, alibi_slopes).tolist()
     parts, start = [], 0
@@ -71,5 +71,6 @@ def first_in_reach(query: Tensor, key: Tensor, page_norms: Tensor, alpha: float 
     threshold = (query * own).sum(-1, keepdim=True) - slack - ROUNDING * length * own.norm(dim=-1, keepdim=True)
     nearest = (keys - PAGE * torch.arange(1, page_norms.shape[2] + 1)).clamp(min=0)  # distance of a page's last key
     highest = (1.0 + ROUNDING) * length * page_norms - slopes[:, None] * nearest
-    # Not by the opposite comparison: a NaN is in reach.
-    return PAGE * (~(highest <= threshold)).any(0).byte().argmax(-1)
+    # Not by the opposite comparison: a NaN is in reach.  A slope below 0 favours what is far.
+    reached = ~(highest <= threshold) | (slopes < 0.0)[:, None]
+    return PAGE * reached.any(0).byte().argmax(-1)

@@ -165,11 +165,14 @@ class Attention(nn.Module):
         """Whether cached keys may be passed over: far ones, by a single token, where ALiBi is all that there is."""
         return (
             arguments.keys() == {"alibi_slopes"}
+            and arguments["alibi_slopes"].ndim == 1
             and query.shape[2] == 1
             and cache.length >= FAR
             and query.device.type == "cpu"  # elsewhere to wait for the answer costs more than to read the keys
             and not (torch.is_grad_enabled() or torch.compiler.is_compiling())
+            and torch._C._functorch.peek_interpreter_stack() is None
             and isinstance(self.mechanism, EntmaxAttention | ASEntmaxAttention)
+            and type(self.mechanism).forward is Mechanism.forward
         )
 
     def _split(self, x: Tensor, heads: int) -> Tensor:
