@@ -239,8 +239,9 @@ def mix(x: Tensor) -> Tensor:
 def check_statistics(problem: Problem) -> None:
     """What a kernel counts against what the plain path observes, and that the output is the same with it.
 
-    Not to the bit: a kernel that counts is compiled on its own, and may round in another order.
+    To the bit in the interpreter; a kernel that counts is compiled on its own, and may round in another order.
     """
+    compiled = problem.device == "cuda"
     defaults = {"attn_mask": None, "scale": None, "is_causal": False}
     rule = {"alpha": 1.5, "activation": None, "bias": 0.0, "divide_by_count": False, **problem.rule}
     inputs = (problem.query, problem.key, problem.value)
@@ -251,10 +252,11 @@ def check_statistics(problem: Problem) -> None:
     # A GPU takes for zero what fp32 can only hold as a denormal number: such weights may count or not.
     weights = attention_weights(*exact[:2], **settings, **rule64)
     call64 = check_call(*exact, **{**defaults, **settings})
-    counted = dense_statistics(weights.where(weights > 1e-37, 0.0), call64.visibility)
+    counted = dense_statistics(weights.where(weights > (1e-37 if compiled else 0.0), 0.0), call64.visibility)
     call = check_call(*inputs, **{**defaults, **problem.options})
     out, rows = dispatch.attend(call, make_rule(call, **rule), 0.0, None, counted=True)
-    assert error(out, dispatch.attend(call, make_rule(call, **rule), 0.0, None)[0].double()) <= 2e-6
+    plain = dispatch.attend(call, make_rule(call, **rule), 0.0, None)[0]
+    assert error(out, plain.double()) <= 2e-6 if compiled else torch.equal(out, plain)
     found = row_statistics(rows, call.visibility)
     for field in dataclasses.fields(expected):
         ours, *bounds = (getattr(x, field.name).cpu() for x in (found, expected, counted))
