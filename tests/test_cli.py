@@ -51,7 +51,7 @@ def test_unknown_command_is_an_error():
 def test_bench_writes_what_it_prints(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(bench, "SHAPES", ((32, 64),))
     monkeypatch.setattr(bench, "_memory_factor", lambda alpha: 1.0)
-    bench.run(tmp_path, repeats=2, threads=2)
+    bench.run(tmp_path, repeats=2, threads=2, device="cpu")
     record = json.loads((tmp_path / "transforms-cpu.json").read_text())
     assert record["machine"]["cpu"]
     assert {row["pass"] for row in record["rows"]} == {"forward", "forward+backward"}

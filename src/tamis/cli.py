@@ -27,8 +27,15 @@ def main() -> None:
     app()
 
 
+def _name_results(*_: Any, **__: Any) -> None:
+    from tamis.bench.timing import written
+
+    for path in written:
+        print(f"written: {path}")
+
+
 app = typer.Typer(no_args_is_help=True, add_completion=False, help=__doc__, pretty_exceptions_enable=False)
-bench = typer.Typer(no_args_is_help=True, help="Benchmarks, as a table and JSON.")
+bench = typer.Typer(no_args_is_help=True, help="Benchmarks, as a table and JSON.", result_callback=_name_results)
 tasks = typer.Typer(no_args_is_help=True, help="Generated tasks, and how well models do them at greater lengths.")
 app.add_typer(bench, name="bench")
 app.add_typer(tasks, name="tasks")
@@ -313,14 +320,15 @@ def compare(
 
 
 @command(bench, "transforms")
-def bench_transforms(output: Path | None = None, repeats: int = 15, threads: int = 2) -> None:
-    """Time the transforms against torch.softmax and the `entmax` package, after checking that they are right.
+def bench_transforms(output: Path | None = None, repeats: int = 15, threads: int = 2, device: Device = None) -> None:
+    """Time the transforms against torch.softmax and the peers that are installed, after checking that they are right.
 
-    The table is printed; with --output its numbers are also written there as transforms-cpu.json.
+    On the GPU if there is one, unless with --device cpu.  The table is printed; with --output its numbers are also
+    written there as transforms-gpu.json or transforms-cpu.json.
     """
     from tamis.bench.transforms import run
 
-    run(output, repeats=repeats, threads=threads)
+    run(output, repeats=repeats, threads=threads, device=device)
 
 
 @command(bench, "attention")

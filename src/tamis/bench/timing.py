@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import platform
@@ -27,20 +28,53 @@ def alternate(calls: dict[str, Callable[[], object]], repeats: int) -> dict[str,
     return {name: {"min_ms": min(ms), "median_ms": statistics.median(ms)} for name, ms in times.items()}
 
 
-def event_times(call: Callable[[], object], repeats: int) -> dict[str, float]:
-    """Microseconds of a call on the GPU, by events: median, and the spread between the fastest and slowest tenth."""
-    for _ in range(3):
+def event_times(call: Callable[[], object], repeats: int, seconds: float = 0.15) -> dict[str, float]:
+    """Microseconds of a call on the GPU, by events: median, and the spread between the fastest and slowest tenth.
+
+    Calls are launched without waiting, as a training loop does; fewer than `repeats` if those would take longer than
+    `seconds`, but at least three.
+    """
+    for _ in range(2):  # compiles, tunes itself, lets memory grow
         call()
-    times = []
-    for _ in range(max(10, repeats)):
-        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-        start.record()
+    torch.cuda.synchronize()
+    began = time.perf_counter()
+    call()
+    torch.cuda.synchronize()
+    repeats = max(3, min(repeats, int(seconds / (time.perf_counter() - began))))
+    events = [torch.cuda.Event(enable_timing=True) for _ in range(repeats + 1)]
+    events[0].record()
+    for event in events[1:]:
         call()
-        end.record()
-        end.synchronize()
-        times.append(start.elapsed_time(end) * 1e3)
-    tenths = statistics.quantiles(times, n=10)
+        event.record()
+    torch.cuda.synchronize()
+    times = [start.elapsed_time(end) * 1e3 for start, end in itertools.pairwise(events)]
+    tenths = statistics.quantiles(times, n=10, method="inclusive")
     return {"median_us": statistics.median(times), "spread_us": tenths[-1] - tenths[0]}
+
+
+def kernel_times(call: Callable[[], object], repeats: int = 5) -> dict[str, float]:
+    """Microseconds that each kernel of a call takes on the GPU, by name; those of one name are summed."""
+    call()
+    torch.cuda.synchronize()
+    activities = [torch.profiler.ProfilerActivity.CUDA]
+    with torch.profiler.profile(activities=activities, acc_events=True) as profile:
+        for _ in range(repeats):
+            call()
+        torch.cuda.synchronize()
+    times: dict[str, float] = {}
+    for event in profile.key_averages():
+        if event.self_device_time_total > 0.0:  # calls of the driver are listed too
+            name = event.key.split("(")[0]  # C++ kernels carry their arguments
+            times[name] = times.get(name, 0.0) + event.self_device_time_total / repeats
+    return times
+
+
+def peak_gpu_memory(call: Callable[[], object]) -> int:
+    """Bytes by which what is allocated on the GPU grows at most during a call."""
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    call()
+    return torch.cuda.max_memory_allocated() - before
 
 
 def peak_memory(call: Callable[[], object]) -> int | None:
@@ -82,7 +116,16 @@ def machine() -> dict[str, Any]:
     }
 
 
+def reason(error: Exception) -> str:
+    """Why a peer could not be measured, in one line: the last of its error's."""
+    return (str(error).strip().splitlines() or [type(error).__name__])[-1][:120]
+
+
+written: dict[Path, None] = {}
+"""The files saved so far, which `tamis bench` names when it ends: most are saved many times as they grow."""
+
+
 def save(path: Path, record: dict[str, Any]) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(record, indent=1) + "\n")
-    print(f"written: {path}")
+    written[path] = None

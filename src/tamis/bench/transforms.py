@@ -1,6 +1,7 @@
 """`tamis bench transforms`: the transforms beside torch.softmax and, where installed, their peers.
 
-On the CPU always; where there is a CUDA device also the row kernels on it, timed by events.
+On a GPU the row kernels, timed by events, the loss beside cross-entropy, and what it costs to learn alpha.  A peer that
+fails is recorded with its error.
 """
 
 from __future__ import annotations
@@ -9,69 +10,91 @@ import importlib
 import subprocess
 import sys
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from rich.console import Console
 from rich.table import Table
 from torch import Tensor
 
 from tamis import functional
-from tamis.bench.timing import alternate, event_times, machine, save
+from tamis.bench.timing import alternate, event_times, machine, peak_gpu_memory, reason, save
 
 SHAPES = ((4096, 512), (4096, 64), (512, 64), (256, 8192))
 ALPHAS = (1.5, 2.0, 1.3, 1.05)
 
-GPU_SHAPES = ((65536, 128), (32768, 1024), (8192, 4096), (8192, 32768), (4096, 50257), (2048, 131072))
+TARGET = (8192, 32768)
+"""What the claims are about: measured first, and with alpha learned too."""
+GPU_SHAPES = (TARGET, (8192, 4096), (4096, 50257), (32768, 1024), (2048, 131072), (65536, 128))
 GPU_ALPHAS = (1.5, 2.0, 1.3, 1.05)
 GPU_SCALES = (1.0, 0.1)
 """Of normal scores: few and many of them get weight."""
+CHECKED = 64
+"""Rows whose weights are compared with those in fp64."""
 
 Transform = Callable[[Tensor], Tensor]
+Row = dict[str, Any]
 
 
-def run(output: Path | None, *, repeats: int, threads: int) -> None:
-    torch.set_num_threads(threads)
+def run(output: Path | None, *, repeats: int, threads: int, device: str | None = None) -> None:
+    device = device or ("cuda" if torch.cuda.is_available() else "cpu")
+    if device not in ("cpu", "cuda"):
+        raise ValueError(f"device must be cpu or cuda, got {device}")
     torch.manual_seed(0)
+    if device == "cuda":
+        _run_gpu(output, repeats)
+    else:
+        _run_cpu(output, repeats, threads)
+
+
+def _run_cpu(output: Path | None, repeats: int, threads: int) -> None:
+    torch.set_num_threads(threads)
     rows = [row for shape in SHAPES for alpha in ALPHAS for row in _case(shape, alpha, repeats)]
     memory = {str(alpha): _memory_factor(alpha) for alpha in ALPHAS}
     _print(rows, memory)
     if output is not None:
         record = {"benchmark": "transforms", "machine": machine(), "rows": rows, "peak_memory_over_input": memory}
         save(output / "transforms-cpu.json", record)
-    if torch.cuda.is_available():
-        _run_gpu(output, repeats)
 
 
-def _case(shape: tuple[int, int], alpha: float, repeats: int) -> list[dict[str, Any]]:
+def _case(shape: tuple[int, int], alpha: float, repeats: int) -> list[Row]:
     scores = torch.randn(shape)
-    upstream = torch.randn(shape)
     ours: Transform = lambda z: functional.entmax(z, alpha)  # noqa: E731
     mass_error, disagreement = _check(ours, scores, alpha)
-    calls: dict[str, Transform] = {"tamis": ours, "softmax": lambda z: z.softmax(-1)}
     peer = _peer(alpha)
-    if peer is not None:
-        calls["entmax"] = peer
-
-    def forward(call: Transform) -> Callable[[], object]:
-        return lambda: call(scores)
-
-    def both(call: Transform) -> Callable[[], object]:
-        leaf = scores.clone().requires_grad_()
-        return lambda: torch.autograd.grad(call(leaf), leaf, upstream)
-
     results = []
-    for name, wrap in (("forward", forward), ("forward+backward", both)):
-        times = alternate({key: wrap(call) for key, call in calls.items()}, repeats)
-        row: dict[str, Any] = {"shape": shape, "alpha": alpha, "pass": name, **times}
-        row["over_softmax"] = times["tamis"]["min_ms"] / times["softmax"]["min_ms"]
+    for name, wrap in _passes(scores).items():
+        row: Row = {"shape": shape, "alpha": alpha, "pass": name}
+        calls = {"tamis": wrap(ours), "softmax": wrap(_softmax)}
         if peer is not None:
+            try:
+                wrap(peer)()
+                calls["entmax"] = wrap(peer)
+            except Exception as error:  # a peer that cannot do this is part of the result
+                row["unsupported"] = {"entmax": reason(error)}
+        times = alternate(calls, repeats)
+        row |= times
+        row["over_softmax"] = times["tamis"]["min_ms"] / times["softmax"]["min_ms"]
+        if "entmax" in times:
             row["faster_than_entmax"] = times["entmax"]["min_ms"] / times["tamis"]["min_ms"]
         row["mass_error"], row["disagreement"] = mass_error, disagreement
         results.append(row)
     return results
+
+
+def _passes(scores: Tensor) -> dict[str, Callable[[Transform], Callable[[], object]]]:
+    """By name, what makes of a transform the call to be timed."""
+    leaf, upstream = scores.clone().requires_grad_(), torch.randn_like(scores)
+    return {
+        "forward": lambda call: lambda: call(scores),
+        "forward+backward": lambda call: lambda: torch.autograd.grad(call(leaf), leaf, upstream),
+    }
+
+
+def _softmax(z: Tensor) -> Tensor:
+    return z.softmax(-1)
 
 
 def _peer(alpha: float) -> Transform | None:
@@ -118,7 +141,7 @@ def _memory_factor(alpha: float) -> float | None:
     return float(printed) if printed else None
 
 
-def _print(rows: list[dict[str, Any]], memory: dict[str, float | None]) -> None:
+def _print(rows: list[Row], memory: dict[str, float | None]) -> None:
     table = Table(title="entmax on CPU, fp32, milliseconds (minimum of alternated calls)")
     for column in ("shape", "alpha", "pass", "tamis", "entmax", "faster", "softmax", "over softmax"):
         table.add_column(column, justify="left" if column == "pass" else "right")
@@ -145,82 +168,140 @@ def _print(rows: list[dict[str, Any]], memory: dict[str, float | None]) -> None:
 
 
 def _run_gpu(output: Path | None, repeats: int) -> None:
-    rows: list[dict[str, Any]] = []
-    for shape in GPU_SHAPES:
-        for dtype in (torch.float32, torch.bfloat16):
-            for scale in GPU_SCALES:
-                scores = (scale * torch.randn(shape, device="cuda")).to(dtype)
-                rows += [row for alpha in GPU_ALPHAS for row in _gpu_case(scores, scale, alpha, repeats)]
-            rows += _gpu_loss(shape, dtype, repeats)
-        if output is not None:  # as it goes: what was measured should not be lost
+    if not torch.cuda.is_available():
+        raise SystemExit("tamis bench transforms --device cuda needs a CUDA device")
+    rows: list[Row] = []
+
+    def keep() -> None:  # as it goes: what was measured should not be lost
+        if output is not None:
             save(output / "transforms-gpu.json", {"benchmark": "row kernels", "machine": machine(), "rows": rows})
+
+    cases = [(shape, dtype) for shape in GPU_SHAPES for dtype in (torch.float32, torch.bfloat16)]
+    for shape, dtype in cases:
+        rows += _gpu_rows(shape, dtype, repeats)
+        keep()
+    # Some tune themselves for long: last, so that not the rest is lost if somebody loses patience.
+    for shape, dtype in cases:
+        own = [row for row in rows if (row["shape"], row["dtype"]) == (shape, str(dtype))]
+        _add_peers(own, _scores(shape, dtype, GPU_SCALES[0]), repeats)
+        keep()
     _print_gpu(rows)
 
 
-def _gpu_case(scores: Tensor, scale: float, alpha: float, repeats: int) -> list[dict[str, Any]]:
-    """Times of one alpha, in microseconds; peers that are not exact to 1e-3 are named with their error, not timed."""
-    exact = functional.entmax(scores[:64].double(), alpha)
-    calls: dict[str, Transform] = {
-        "tamis": lambda z: functional.entmax(z, alpha, backend="triton"),
-        "softmax": lambda z: z.softmax(-1),
-    }
-    peer = _peer(alpha)
-    if peer is not None:
-        calls["entmax"] = peer
-    splash = _adasplash(alpha)
-    if splash is not None:
-        calls["adasplash"] = splash
-    errors: dict[str, Any] = {}
-    for name, call in calls.items():
-        if name != "softmax":
+def _scores(shape: tuple[int, int], dtype: torch.dtype, scale: float) -> Tensor:
+    return (scale * torch.randn(shape, device="cuda")).to(dtype)
+
+
+def _gpu_rows(shape: tuple[int, int], dtype: torch.dtype, repeats: int) -> list[Row]:
+    todo = [("weights", _gpu_weights, scale) for scale in GPU_SCALES] + [("loss", _gpu_loss, GPU_SCALES[0])]
+    if shape == TARGET:
+        todo.append(("learned alpha", _gpu_learned, GPU_SCALES[0]))
+    rows: list[Row] = []
+    for name, measure, scale in todo:
+        scores = _scores(shape, dtype, scale)
+        for alpha in GPU_ALPHAS:
+            label: Row = {"shape": shape, "dtype": str(dtype), "scale": scale, "alpha": alpha}
             try:
-                weights = call(scores[:64]).double()
-                errors[name] = (weights - exact).abs().sum(-1).max().item()
-            except Exception as error:  # a peer that cannot take this shape is part of the result
-                if name == "tamis":
-                    raise
-                errors[name] = str(error).strip().splitlines()[-1][:120]
-    tolerance = 1e-5 if scores.dtype == torch.float32 else 2e-2
-    if not errors["tamis"] <= tolerance:
-        raise RuntimeError(f"alpha {alpha}, {tuple(scores.shape)}: weights off by {errors['tamis']:g}: not timed")
-    fair = {name: call for name, call in calls.items() if name == "softmax" or _is_exact(errors[name], tolerance)}
-    upstream = torch.randn_like(scores)
-    leaf = scores.clone().requires_grad_()
-    wraps: dict[str, Callable[[Transform], Callable[[], object]]] = {
-        "forward": lambda call: lambda: call(scores),
-        "forward+backward": lambda call: lambda: torch.autograd.grad(call(leaf), leaf, upstream),
-    }
+                rows += [label | row for row in measure(scores, alpha, repeats)]
+            except Exception as error:  # ours fails: the other cases should not be lost with this one
+                rows.append(label | {"pass": name, "unsupported": {"tamis": reason(error)}})
+    return rows
+
+
+def _gpu_weights(scores: Tensor, alpha: float, repeats: int) -> list[Row]:
+    """Times of one alpha, in microseconds."""
+
+    def ours(z: Tensor) -> Tensor:
+        return functional.entmax(z, alpha, backend="triton")
+
+    exact = functional.entmax(scores[:CHECKED].double(), alpha)
+    error = _distance(ours(scores), exact)
+    _refuse(error, 1e-5 if scores.dtype == torch.float32 else 2e-2)
     results = []
-    size = scores.numel() * scores.element_size()
-    for name, wrap in wraps.items():
-        times = {key: event_times(wrap(call), repeats) for key, call in fair.items()}
-        row: dict[str, Any] = {"shape": tuple(scores.shape), "dtype": str(scores.dtype), "scale": scale}
-        row |= {"alpha": alpha, "pass": name, "zeros": (exact == 0.0).double().mean().item(), "errors": errors}
-        row |= times
-        row["over_softmax"] = times["tamis"]["median_us"] / times["softmax"]["median_us"]
+    for name, wrap in _passes(scores).items():
+        row: Row = {"pass": name, "zeros": (exact == 0.0).double().mean().item(), "errors": {"tamis": error}}
+        row |= _beside(wrap(ours), "softmax", wrap(_softmax), repeats)
         if name == "forward":  # read once, written once
-            row["terabytes_per_second"] = 2 * size / times["tamis"]["median_us"] / 1e6
+            size = scores.numel() * scores.element_size()
+            row["terabytes_per_second"] = 2 * size / row["tamis"]["median_us"] / 1e6
         results.append(row)
     return results
 
 
-def _gpu_loss(shape: tuple[int, int], dtype: torch.dtype, repeats: int) -> list[dict[str, Any]]:
-    """The loss beside cross-entropy, forward and backward."""
-    leaf = torch.randn(shape, device="cuda").to(dtype).requires_grad_()
-    target = torch.randint(shape[1], shape[:1], device="cuda")
-    cross = event_times(lambda: torch.autograd.grad(torch.nn.functional.cross_entropy(leaf, target), leaf), repeats)
-    results = []
-    for alpha in GPU_ALPHAS:
-        loss = partial(functional.entmax_loss, leaf, target, alpha, backend="triton")
-        ours = event_times(lambda loss=loss: torch.autograd.grad(loss(), leaf), repeats)  # type: ignore[misc]
-        row: dict[str, Any] = {"shape": shape, "dtype": str(dtype), "scale": 1.0, "alpha": alpha, "pass": "loss"}
-        row |= {"tamis": ours, "cross_entropy": cross, "over_cross_entropy": ours["median_us"] / cross["median_us"]}
-        results.append(row)
-    return results
+def _gpu_loss(scores: Tensor, alpha: float, repeats: int) -> list[Row]:
+    """The loss beside cross-entropy, forward and backward; the peak of memory includes the gradient."""
+    leaf = scores.detach().requires_grad_()
+    target = torch.randint(scores.shape[1], scores.shape[:1], device=scores.device)
+
+    def ours(z: Tensor, count: int | None = None) -> Tensor:
+        return functional.entmax_loss(z[:count], target[:count], alpha, backend="triton")
+
+    exact = functional.entmax_loss(scores[:CHECKED].double(), target[:CHECKED], alpha).item()
+    error = abs(ours(scores, CHECKED).item() / exact - 1.0)
+    _refuse(error, 1e-5 if scores.dtype == torch.float32 else 2e-2)
+    calls = {
+        "tamis": lambda: torch.autograd.grad(ours(leaf), leaf),
+        "cross_entropy": lambda: torch.autograd.grad(F.cross_entropy(leaf, target), leaf),
+    }
+    row: Row = {"pass": "loss", "errors": {"tamis": error}}
+    row |= _beside(calls["tamis"], "cross_entropy", calls["cross_entropy"], repeats)
+    size = scores.numel() * scores.element_size()
+    row["peak_memory_over_input"] = {name: peak_gpu_memory(call) / size for name, call in calls.items()}
+    return [row]
 
 
-def _is_exact(error: float | str, tolerance: float) -> bool:
-    return not isinstance(error, str) and error <= max(tolerance, 1e-3)
+def _gpu_learned(scores: Tensor, alpha: float, repeats: int) -> list[Row]:
+    """Forward and backward where every row has an alpha of its own, which gets a gradient too."""
+    leaf, upstream = scores.detach().requires_grad_(), torch.randn_like(scores)
+    alphas = torch.full((len(scores), 1), alpha, device=scores.device, requires_grad=True)
+
+    def gradients(z: Tensor, alphas: Tensor, upstream: Tensor, backend: str) -> tuple[Tensor, ...]:
+        return torch.autograd.grad(functional.entmax(z, alphas, backend=backend), (z, alphas), upstream)
+
+    def ours() -> tuple[Tensor, ...]:
+        return gradients(leaf, alphas, upstream, "triton")
+
+    z, a = (x.detach()[:CHECKED].double().requires_grad_() for x in (leaf, alphas))
+    exact = gradients(z, a, upstream[:CHECKED].double(), "reference")[1]
+    error = ((ours()[1][:CHECKED] - exact).norm() / exact.norm()).item()
+    _refuse(error, 1e-3 if scores.dtype == torch.float32 else 2e-2)
+    row: Row = {"pass": "forward+backward, learned alpha", "errors": {"tamis": error}}
+    return [row | _beside(ours, "softmax", _passes(scores)["forward+backward"](_softmax), repeats)]
+
+
+def _beside(ours: Callable[[], object], name: str, dense: Callable[[], object], repeats: int) -> Row:
+    times = {"tamis": event_times(ours, repeats), name: event_times(dense, repeats)}
+    return {**times, f"over_{name}": times["tamis"]["median_us"] / times[name]["median_us"]}
+
+
+def _distance(weights: Tensor, exact: Tensor) -> float:
+    return (weights[: len(exact)].double() - exact).abs().sum(-1).max().item()
+
+
+def _refuse(error: float, tolerance: float) -> None:
+    if not error <= tolerance:
+        raise RuntimeError(f"off by {error:g}: not timed")
+
+
+def _add_peers(rows: list[Row], scores: Tensor, repeats: int) -> None:
+    """Times of the peers, at one alpha; of one that is not exact to 1e-3, or 2e-2 in bf16, only its error."""
+    alpha = 1.5
+    exact = functional.entmax(scores[:CHECKED].double(), alpha)
+    tolerance = 1e-3 if scores.dtype == torch.float32 else 2e-2
+    peers = {"entmax": _peer(alpha), "adasplash": _adasplash(alpha)}
+    passes = _passes(scores)
+    for row in rows:
+        if row["pass"] not in passes or (row["alpha"], row["scale"]) != (alpha, GPU_SCALES[0]):
+            continue
+        for name, peer in peers.items():
+            if peer is None:
+                continue
+            try:
+                row["errors"][name] = _distance(peer(scores), exact)
+                if row["errors"][name] <= tolerance:
+                    row[name] = event_times(passes[row["pass"]](peer), repeats)
+            except Exception as error:  # a peer that cannot do this is part of the result
+                row.setdefault("unsupported", {})[name] = reason(error)
 
 
 def _adasplash(alpha: float) -> Transform | None:
@@ -233,33 +314,23 @@ def _adasplash(alpha: float) -> Transform | None:
     return None if function is None else lambda z: function(z, alpha)
 
 
-def _print_gpu(rows: list[dict[str, Any]]) -> None:
+def _print_gpu(rows: list[Row]) -> None:
     table = Table(title="row kernels on a GPU, microseconds (median)")
-    for column in (
-        "shape",
-        "dtype",
-        "scale",
-        "alpha",
-        "pass",
-        "tamis",
-        "softmax or CE",
-        "ratio",
-        "entmax",
-        "adasplash",
-    ):
+    columns = ("shape", "dtype", "scale", "alpha", "pass", "tamis", "softmax or CE", "ratio", "entmax", "adasplash")
+    for column in columns:
         table.add_column(column, justify="right")
     for row in rows:
-        base = row.get("softmax") or row["cross_entropy"]
-        peers = (f"{row[name]['median_us']:.0f}" if name in row else "-" for name in ("entmax", "adasplash"))
-        table.add_row(
-            "x".join(map(str, row["shape"])),
-            row["dtype"].removeprefix("torch."),
-            f"{row['scale']:g}",
-            f"{row['alpha']:g}",
-            row["pass"],
-            f"{row['tamis']['median_us']:.0f}",
-            f"{base['median_us']:.0f}",
-            f"{row['tamis']['median_us'] / base['median_us']:.2f}x",
-            *peers,
-        )
-    Console(width=130).print(table)
+        shown = ["x".join(map(str, row["shape"])), row["dtype"].removeprefix("torch.")]
+        shown += [f"{row['scale']:g}", f"{row['alpha']:g}", row["pass"]]
+        dense = "cross_entropy" if row["pass"] == "loss" else "softmax"
+        ratio = f"{row[f'over_{dense}']:.2f}x" if dense in row else "-"
+        table.add_row(*shown, _us(row, "tamis"), _us(row, dense), ratio, _us(row, "entmax"), _us(row, "adasplash"))
+    console = Console(width=140)
+    console.print(table)
+    for row in rows:
+        for name, why in row.get("unsupported", {}).items():
+            console.print(f"{name}, {row['shape']}, {row['dtype']}, {row['alpha']}, {row['pass']}: {why}", markup=False)
+
+
+def _us(row: Row, name: str) -> str:
+    return f"{row[name]['median_us']:.0f}" if name in row else "-"

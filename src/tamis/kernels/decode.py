@@ -3,18 +3,18 @@
 The rows of a key head, those of all query heads that share it, make one tile, so that a key is read once for all of
 them; the keys are split among programs, so that a single sequence keeps a GPU busy.
 
-    scores   for entmax: reads the keys, writes fp32 scores and the largest of every GROUP
-    solve    one row: bounds its solution by those maxima, lists the groups that may hold weights, solves over them
-             alone, and writes their weights over their scores
-    values   one span of keys: reads the values that have a weight in some row.  Elementwise rules have no row to
-             solve, and their scores are made here, so that they need none of the above
-    gather   adds up the spans of a row, always in the same order
+    scores     for entmax: reads the keys, writes fp32 scores and the largest of every GROUP
+    solve      one row: bounds its solution by those maxima, copies the scores that pass the bound side by side, and
+               solves over them alone
+    values     one span of keys: lists those with a weight in some row, then reads their values and no others
+    activated  for elementwise rules, whose rows need no solution: scores and values of a span in one pass
+    gather     adds up the spans of a row, always in the same order
 
 What must move is the keys, and of the values only those with weights.  For 131072 keys, 32 heads in groups of 4 and
 head size 128 in bf16 the keys are 268 MB, 64 us at 4.2 TB/s, where dense attention reads 537 MB.  Beside them: 17 MB of
 scores written, and of the values at most 8 % (four heads that share none of 2 % of the keys each), 21 MB; about 10 us
-together.  `solve` has only one program a row, so it must not read whole rows: 8192 maxima are 32 kB, and 2 % of the
-keys, scattered, lie in 28 % of the groups, 145 kB a sweep, 1.3 us at the 64 bytes a cycle of one multiprocessor.
+together.  `solve` has only one program a row, and waits for memory rather than for bytes: it takes thousands of numbers
+at a time, and goes over whole rows of maxima (8192) and of what passed the bound (about the support), not of scores.
 
 A paged cache is a pool of pages (pages, key heads, page, D) and a table of those of each sequence.  With ALiBi and a
 bound of the keys' norms in each page, pages that cannot reach the threshold of any row are not read.
@@ -27,7 +27,7 @@ import triton.language as tl
 
 from tamis.kernels.arguments import PAGE_UNIT
 from tamis.kernels.ranges import _key_range
-from tamis.kernels.rules import _activation, _advance, _approach, _entmax, _exponent, _inverse, _looser, _step
+from tamis.kernels.rules import _activation, _approach, _entmax, _exponent, _inverse, _log1p, _looser, _step
 from tamis.kernels.tiles import LENGTHS, _key_end, _seen
 
 GROUP = tl.constexpr(PAGE_UNIT)
@@ -175,27 +175,53 @@ def scores(
 
 
 @triton.jit
-def _listed(S, LIST, place, count, WIDTH: tl.constexpr):
-    """Where the scores of the groups from place / GROUP on in a list are, and whether they are there, (1, WIDTH)."""
-    index = place + tl.arange(0, WIDTH)[None, :]
-    there = index < count * GROUP
-    group = tl.load(LIST + index // GROUP, mask=there, other=0)
-    return S + group.to(tl.int64) * GROUP + index % GROUP, there
+def _reach(c, e, RULE: tl.constexpr):
+    """How far below its row's largest a score may be and have a weight; rounding cannot have made it less."""
+    c = _looser(c, e, RULE)
+    if RULE == "squares":
+        return 2.0 * c
+    if RULE == "identity":
+        return c
+    return tl.exp(-e * c) * (1.0 + 1e-5) / e
+
+
+@triton.jit
+def _passes(s, m, reach):
+    """1 for scores that may have a weight, and for those that are not a number."""
+    return tl.where((s - m[:, None] < -reach[:, None]) | (s == float("-inf")), 0, 1)
+
+
+@triton.jit
+def _sweep(
+    PLACE, count, m, c, alive, worst, tolerance, e, RULE: tl.constexpr, WIDTH: tl.constexpr, FAST: tl.constexpr
+):  # fmt: skip
+    """`_step` over `count` scores side by side, and their sum of r."""
+    lanes = tl.arange(0, WIDTH)[None, :]
+    r = tl.zeros((1, WIDTH), tl.float32)
+    slopes = tl.zeros((1, WIDTH), tl.float32)
+    for first in range(0, count, WIDTH):
+        s = tl.load(PLACE + first + lanes, mask=first + lanes < count, other=float("-inf"))
+        x, v, log_x = _entmax(s, m, c, None, e, 1.0, RULE, False, FAST)
+        r += v * x
+        slopes += v
+    total = tl.sum(r, 1)
+    c, worst, yet = _step(c, total, tl.sum(slopes, 1), alive, worst, tolerance, e, RULE)
+    return c, worst, yet, total
 
 
 @triton.jit(do_not_specialize=(*LENGTHS, *COUNTS))
 def solve(
-    S, TOP, LIST, N, E, sight, dropout, packed, scales_strides,
+    S, TOP, LIST, PASSED, STATE, E, sight, dropout, packed, scales_strides,
     e_value, scale, bias, H, GROUPS, num_q, page, num_k, groups,
     RULE: tl.constexpr, HAS_E: tl.constexpr, TOLERANCE: tl.constexpr, WIDTH: tl.constexpr, FAST: tl.constexpr
 ):  # fmt: skip
-    """Weights, up to the factor N, over the scores of the groups that may hold some; in place of the maxima 1 for those
-    groups and 0 for others."""
+    """(m, c, n) of a row."""
     row = tl.program_id(0)
     e = _exponent(E, e_value, (row // num_q) % H, HAS_E, FAST)
     TOP += tl.cast(row, tl.int64) * groups
     LIST += tl.cast(row, tl.int64) * groups
     S += tl.cast(row, tl.int64) * groups * GROUP
+    PASSED += tl.cast(row, tl.int64) * groups * GROUP
     lanes = tl.arange(0, WIDTH)[None, :]
     best = tl.full((1, WIDTH), float("-inf"), tl.float32)
     for first in range(0, groups, WIDTH):
@@ -206,59 +232,113 @@ def solve(
     c = tl.zeros((1,), tl.float32)
     if RULE == "squares" or RULE == "identity":
         c += 1.0
-    c = _approach(best, m, c, alive, e, 1.0, RULE, False, FAST)  # a subset of the maxima, which are one of the scores
-    for _ in range(2):
-        total = tl.zeros((1,), tl.float32)
-        slope = tl.zeros((1,), tl.float32)
-        for first in range(0, groups, WIDTH):
-            top = tl.load(TOP + first + lanes, mask=first + lanes < groups, other=float("-inf"))
-            x, v, log_x = _entmax(top, m, c, None, e, 1.0, RULE, False, FAST)
-            total += tl.sum(v * x, 1)
-            slope += tl.sum(v, 1)
-        c = _advance(c, tl.where(alive, total, 1.0), tl.where(alive, slope, 1.0), e, RULE)
-    loose = _looser(c, e, RULE)
+    # The maxima are some of the scores, so their solution bounds that of the row; `best` are some of the maxima.
+    c = _approach(best, m, c, alive, e, 1.0, RULE, False, FAST)
+    worst = float("inf")
+    yet = True
+    while yet:
+        c, worst, yet, total = _sweep(TOP, groups, m, c, alive, worst, 0.1, e, RULE, WIDTH, FAST)
+    reach = _reach(c, e, RULE)
     count = 0
     for first in range(0, groups, WIDTH):
-        inside = first + lanes < groups
-        top = tl.load(TOP + first + lanes, mask=inside, other=float("-inf"))
-        x, v, log_x = _entmax(top, m, loose, None, e, 1.0, RULE, False, FAST)
-        holds = tl.where((x <= 0.0) | (first + lanes >= groups), 0, 1)
-        tl.store(LIST + count + tl.cumsum(holds, 1) - holds, first + lanes, mask=holds > 0)
-        tl.store(TOP + first + lanes, holds.to(tl.float32), mask=inside)
-        count += tl.sum(tl.sum(holds, 1), 0)
+        top = tl.load(TOP + first + lanes, mask=first + lanes < groups, other=float("-inf"))
+        passes = _passes(top, m, reach)
+        tl.store(LIST + count + tl.cumsum(passes, 1) - passes, first + lanes, mask=passes > 0)
+        count += tl.sum(tl.sum(passes, 1), 0)
     tl.debug_barrier()  # what some threads wrote, others read
+    passed = 0
+    for first in range(0, count * GROUP, WIDTH):
+        index = first + lanes
+        there = index < count * GROUP
+        group = tl.load(LIST + index // GROUP, mask=there, other=0)
+        s = tl.load(S + group.to(tl.int64) * GROUP + index % GROUP, mask=there, other=float("-inf"))
+        passes = _passes(s, m, reach)
+        tl.store(PASSED + passed + tl.cumsum(passes, 1) - passes, s, mask=passes > 0)
+        passed += tl.sum(tl.sum(passes, 1), 0)
+    tl.debug_barrier()
     worst = float("inf")
-    go = True
-    while go:
-        total = tl.zeros((1,), tl.float32)
-        slope = tl.zeros((1,), tl.float32)
-        for place in range(0, count * GROUP, WIDTH):
-            places, there = _listed(S, LIST, place, count, WIDTH)
-            s = tl.load(places, mask=there, other=float("-inf"))
-            x, v, log_x = _entmax(s, m, c, None, e, 1.0, RULE, False, FAST)
-            total += tl.sum(v * x, 1)
-            slope += tl.sum(v, 1)
-        c, worst, go = _step(c, total, slope, alive, worst, TOLERANCE, e, RULE)
-    total = tl.zeros((1,), tl.float32)
-    for place in range(0, count * GROUP, WIDTH):
-        places, there = _listed(S, LIST, place, count, WIDTH)
-        s = tl.load(places, mask=there, other=float("-inf"))
+    yet = True
+    while yet:
+        c, worst, yet, total = _sweep(PASSED, passed, m, c, alive, worst, TOLERANCE, e, RULE, WIDTH, FAST)
+    _, worst, yet, total = _sweep(PASSED, passed, m, c, alive, worst, TOLERANCE, e, RULE, WIDTH, FAST)
+    place = STATE + tl.cast(row, tl.int64) * 3 + tl.arange(0, 1)
+    tl.store(place, m)
+    tl.store(place + 1, c)
+    tl.store(place + 2, _inverse(total))
+
+
+@triton.jit
+def _rows_weights(s, m, c, e, RULE: tl.constexpr, FAST: tl.constexpr):
+    """Those of `_entmax`, for rows of several heads, each with its e."""
+    if RULE == "power":
+        w = (s - m[:, None]) * (e * tl.exp(e * c))[:, None]
+        r = tl.exp2(_log1p(tl.maximum(w, -0.99999994), FAST) * (1.4426950408889634 / e)[:, None])
+        r = tl.where(w <= -1.0, 0.0, tl.where(w == w, r, w))
+    else:
         x, v, log_x = _entmax(s, m, c, None, e, 1.0, RULE, False, FAST)
-        total += tl.sum(v * x, 1)
-        tl.store(places, v * x, mask=there)
-    tl.store(N + row + tl.arange(0, 1), _inverse(total))
+        r = v * x
+    return r
 
 
 @triton.jit(do_not_specialize=(*LENGTHS, *COUNTS))
 def values(
-    Q, K, V, S, TOP, OUTS, LIVE, TABLE, NORMS, E, sight, dropout, packed,
-    q_strides, k_strides, v_strides, scales_strides,
+    V, S, TOP, LIST, STATE, OUTS, LIVE, TABLE, E, sight, dropout, packed, v_strides, scales_strides,
+    e_value, scale, bias, H, GROUPS, num_q, page, num_k, blocks, parts, groups,
+    DV: tl.constexpr, DVW: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, SPAN: tl.constexpr, PIECE: tl.constexpr,
+    RULE: tl.constexpr, HAS_E: tl.constexpr, PAGED: tl.constexpr, FAST: tl.constexpr, PRECISION: tl.constexpr
+):  # fmt: skip
+    """One span of keys: weights, up to the rows' n, times values, and whether there are any."""
+    part, b, key_head, h, queries, row, present = _rows(H, GROUPS, num_q, blocks, parts, BM)
+    key_end = _key_end(sight, b, num_k)
+    e = tl.zeros((BM,), tl.float32) + _exponent(E, e_value, h, HAS_E, FAST)
+    m = tl.load(STATE + row * 3)
+    c = tl.load(STATE + row * 3 + 1)
+    reach = _reach(c, e, RULE)
+    start = part * SPAN
+    LIST += tl.cast(tl.program_id(0), tl.int64) * SPAN
+    S += (row * groups * GROUP + start)[:, None]
+    TOP += (row * groups + start // GROUP)[:, None]
+    size = tl.minimum(groups * GROUP - start, SPAN)
+    count = 0
+    for first in range(0, size, PIECE):
+        cols = first + tl.arange(0, PIECE)
+        # Scores of keys that nobody read are not there; the maxima of those are -inf.
+        top = tl.load(TOP + (cols // GROUP)[None, :], mask=(cols < size)[None, :], other=float("-inf"))
+        s = tl.load(S + cols[None, :], mask=_passes(top, m, reach) > 0, other=float("-inf"))
+        wanted = tl.max(_passes(s, m, reach), 0)
+        tl.store(LIST + count + tl.cumsum(wanted, 0) - wanted, cols.to(tl.int16), mask=wanted > 0)
+        count += tl.sum(wanted, 0)
+    tl.store(LIVE + tl.program_id(0), (count > 0).to(tl.int32))
+    if count == 0:
+        return
+    tl.debug_barrier()  # what some threads wrote, others read
+    out = tl.zeros((BM, DVW), tl.float32)
+    for first in range(0, count, BN):
+        there = first + tl.arange(0, BN) < count
+        cols = tl.load(LIST + first + tl.arange(0, BN), mask=there, other=0).to(tl.int32)
+        s = tl.load(S + cols[None, :], mask=there[None, :], other=float("-inf"))
+        value = _load_keys(V, TABLE, b, key_head, start + cols, there, key_end, v_strides, page, num_k, DV, DVW, PAGED)
+        r = _rows_weights(s, m, c, e, RULE, FAST)
+        out = tl.dot(r.to(value.dtype), value, out, input_precision=PRECISION)
+    _store_span(OUTS, out, row, present, part, parts, DV, DVW)
+
+
+@triton.jit
+def _store_span(OUTS, out, row, present, part, parts, DV: tl.constexpr, DVW: tl.constexpr):
+    dims = tl.arange(0, DVW)[None, :]
+    places = ((row * parts + part) * DV)[:, None] + dims
+    tl.store(OUTS + places, out, mask=present[:, None] & (dims < DV))
+
+
+@triton.jit(do_not_specialize=(*LENGTHS, *COUNTS))
+def activated(
+    Q, K, V, OUTS, LIVE, TABLE, NORMS, E, sight, dropout, packed, q_strides, k_strides, v_strides, scales_strides,
     e_value, scale, bias, H, GROUPS, num_q, page, num_k, blocks, parts, groups,
     D: tl.constexpr, DW: tl.constexpr, DV: tl.constexpr, DVW: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
     SPAN: tl.constexpr, RULE: tl.constexpr, NORMALISED: tl.constexpr, HAS_E: tl.constexpr, PAGED: tl.constexpr,
     NEAR: tl.constexpr, FAST: tl.constexpr, PRECISION: tl.constexpr
 ):  # fmt: skip
-    """One span of keys: its weights times its values, and whether it has any.
+    """One span of keys: weights times values, and whether any of it was read.
 
     No branch but the first: the loop is one that the compiler can load ahead in, and a value whose weights are all 0
     is not fetched because its load is masked.
@@ -268,46 +348,31 @@ def values(
     length = key_end if PAGED else num_k
     start = part * SPAN
     end = tl.minimum(start + SPAN, groups * GROUP)
-    held = TOP
-    if NORMALISED:
-        low = start
-        high = end
-        held += (row * groups)[:, None]
-        place = start // GROUP + tl.arange(0, SPAN // GROUP)[None, :]
-        live = tl.max(tl.max(tl.load(held + place, mask=place < groups, other=0.0), 1), 0).to(tl.int32)
-    else:
-        q = _load_queries(Q, b, h, queries, q_strides, D, DW)
-        low, high = _range(
-            start, end, q, K, TABLE, NORMS, E, e_value, scale, bias, sight, b, key_head, h, queries, H, GROUPS, num_q,
-            length, key_end, k_strides, page, num_k, D, DW, BM, BN, NORMALISED, HAS_E, PAGED, NEAR, FAST, PRECISION
-        )  # fmt: skip
-        live = (low < high).to(tl.int32)
-    tl.store(LIVE + tl.program_id(0), live)
-    if live == 0:
+    q = _load_queries(Q, b, h, queries, q_strides, D, DW)
+    low, high = _range(
+        start, end, q, K, TABLE, NORMS, E, e_value, scale, bias, sight, b, key_head, h, queries, H, GROUPS, num_q,
+        length, key_end, k_strides, page, num_k, D, DW, BM, BN, NORMALISED, HAS_E, PAGED, NEAR, FAST, PRECISION
+    )  # fmt: skip
+    tl.store(LIVE + tl.program_id(0), (low < high).to(tl.int32))
+    if low >= high:
         return
     out = tl.zeros((BM, DVW), tl.float32)
     for first in range(low, high, BN):
+        s = _tile_scores(
+            q, K, TABLE, scale, sight, b, key_head, h, queries, first, num_q, length, key_end, k_strides, page, num_k,
+            D, DW, BN, PAGED, PRECISION
+        )  # fmt: skip
+        r, v = _activation(s + bias, RULE)
         cols = first + tl.arange(0, BN)
-        if NORMALISED:
-            holds = tl.load(held + (cols // GROUP)[None, :])
-            r = tl.load(S + (row * groups * GROUP)[:, None] + cols[None, :], mask=holds > 0.0, other=0.0)
-        else:
-            s = _tile_scores(
-                q, K, TABLE, scale, sight, b, key_head, h, queries, first, num_q, length, key_end, k_strides, page,
-                num_k, D, DW, BN, PAGED, PRECISION
-            )  # fmt: skip
-            r, v = _activation(s + bias, RULE)
         wanted = (tl.max((r != 0.0).to(tl.int32), 0) > 0) & (cols < key_end)
         value = _load_keys(V, TABLE, b, key_head, cols, wanted, key_end, v_strides, page, num_k, DV, DVW, PAGED)
         out = tl.dot(r.to(value.dtype), value, out, input_precision=PRECISION)
-    dims = tl.arange(0, DVW)[None, :]
-    places = ((row * parts + part) * DV)[:, None] + dims
-    tl.store(OUTS + places, out, mask=present[:, None] & (dims < DV))
+    _store_span(OUTS, out, row, present, part, parts, DV, DVW)
 
 
 @triton.jit(do_not_specialize=(*LENGTHS, *COUNTS))
 def gather(
-    OUTS, LIVE, N, OUT, SCALES, sight, dropout, packed, o_strides, scales_strides,
+    OUTS, LIVE, STATE, OUT, SCALES, sight, dropout, packed, o_strides, scales_strides,
     e_value, scale, bias, H, GROUPS, num_q, page, num_k, blocks, parts,
     DV: tl.constexpr, DVW: tl.constexpr, BM: tl.constexpr, NORMALISED: tl.constexpr, HAS_SCALES: tl.constexpr
 ):  # fmt: skip
@@ -319,13 +384,13 @@ def gather(
     live = LIVE + (row // (GROUPS * num_q) * blocks + line // BM) * parts
     dims = tl.arange(0, DVW)
     out = tl.zeros((DVW,), tl.float32)
-    for first in range(0, parts, 32):
-        part = first + tl.arange(0, 32)
+    for first in range(0, parts, 64):
+        part = first + tl.arange(0, 64)
         there = tl.load(live + part, mask=part < parts, other=0) > 0
         places = ((tl.cast(row, tl.int64) * parts + part) * DV)[:, None] + dims[None, :]
         out += tl.sum(tl.load(OUTS + places, mask=there[:, None] & (dims < DV)[None, :], other=0.0), 0)
     if NORMALISED:
-        out *= tl.load(N + row)
+        out *= tl.load(STATE + tl.cast(row, tl.int64) * 3 + 2)
     elif HAS_SCALES:
         out *= tl.load(SCALES + b * scales_strides[0] + h * scales_strides[1] + query * scales_strides[2])
     place = tl.cast(b, tl.int64) * o_strides[0] + h * o_strides[1] + query * o_strides[2]

@@ -38,7 +38,7 @@ class Tiles(NamedTuple):
 def forward_tiles(a: Arguments) -> Tiles:
     """All scores of a block of queries in registers up to 256 keys, in a loop beyond."""
     if a.is_long:
-        return split_tiles(a) if a.is_entmax else pass_tiles(a)
+        return list_tiles(a) if a.is_entmax else pass_tiles(a)
     keys = a.key.shape[2]
     heavy = a.rule == "power" or a.mask_by_query  # with temporaries that take many registers
     if a.query.dtype == torch.float32 or a.head_dim > 128:
@@ -73,6 +73,13 @@ def split_tiles(a: Arguments) -> Tiles:
     return Tiles(*a.tile, 4, stages)
 
 
+def list_tiles(a: Arguments) -> Tiles:
+    """For long rows of entmax, whose tiles are listed: where registers allow it four programs in each multiprocessor,
+    so that while one waits for an entry of its list others work."""
+    tiles = split_tiles(a)
+    return tiles._replace(stages=2, registers=128) if tiles.rows == 64 and a.head_dim <= 64 else tiles
+
+
 def pass_tiles(a: Arguments) -> Tiles:
     """For long rows of elementwise rules, in one pass over all scores: the more rows, the less often keys are read."""
     tiles = split_tiles(a)
@@ -82,13 +89,14 @@ def pass_tiles(a: Arguments) -> Tiles:
 
 
 def scan_tiles(a: Arguments) -> Tiles:
-    """For the pass over all scores of long rows."""
+    """For the pass over all scores of long rows: three programs in each multiprocessor where registers allow it."""
     rows, cols = a.tile
-    return Tiles(2 * rows, cols, 4, 1 if cols == 32 else 3)
+    return Tiles(2 * rows, cols, 4, 1 if cols == 32 else 3, registers=168 if rows == 64 and a.head_dim <= 64 else None)
 
 
-SCAN_PROGRAMS = 264
-"""Each with memory for its maxima: two for each multiprocessor of an H200."""
+def scan_programs(tiles: Tiles) -> int:
+    """Each with memory for its maxima: as many as the multiprocessors of an H200 hold."""
+    return 132 * (2 if tiles.registers is None else 3)
 
 
 def _power_of_two(n: int) -> int:
@@ -129,7 +137,7 @@ def _scan(a: Arguments, rows: Tensor, bits: Tensor) -> None:
     tiles = scan_tiles(a)
     blocks = triton.cdiv(a.query.shape[2], tiles.rows)
     tasks = blocks * _heads(a)
-    programs = min(tasks, SCAN_PROGRAMS)
+    programs = min(tasks, scan_programs(tiles))
     norms = _key_norms(a) if a.is_near else None
 
     def plan() -> Plan:

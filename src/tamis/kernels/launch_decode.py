@@ -13,7 +13,11 @@ from tamis.kernels.arguments import PAGE_UNIT, Arguments, empty_output
 from tamis.kernels.launch import Plan, Tiles, _layout, _planned, _power_of_two, _tolerance
 
 SPAN = 512
-"""Keys of a program of `values`: as many as make its part of the output small beside what it reads."""
+"""Keys of a program of `values` or `activated`: as many as make its part of the output small beside what it reads."""
+WIDTH = 8192
+"""Numbers that a program of `solve` takes at a time: 16 in each of 512 threads."""
+PIECE = 4096
+"""Scores that a program of `values` looks through at a time."""
 PROGRAMS = 1056
 """Of `scores`, about, where there are keys enough: two rounds of four for each multiprocessor of an H200."""
 
@@ -45,29 +49,37 @@ def decode(a: Arguments, table: Tensor | None, norms: Tensor | None) -> Tensor:
 
         _planned((kernel, layout), plan).launch(a, pointers)
 
-    weights = tops = factors = None
+    outs, live = memory(rows, spans, a.value.shape[3]), memory(key_heads * blocks, spans, dtype=torch.int32)
+    state = None
     if a.is_entmax:
         chunk = triton.cdiv(padded, max(1, PROGRAMS // (key_heads * blocks)))
         chunk = triton.cdiv(max(chunk, SPAN), tiles.cols) * tiles.cols
         parts = triton.cdiv(padded, chunk)
-        weights, tops, factors = memory(rows, padded), memory(rows, groups), memory(rows)
+        scores, tops, state = memory(rows, padded), memory(rows, groups), memory(rows, 3)
         launch(
             kernels.scores, key_heads * blocks * parts, tiles, (a.query, a.key), (blocks, parts, chunk, groups),
-            (a.query, a.key, weights, tops, table, norms, a.e),
+            (a.query, a.key, scores, tops, table, norms, a.e),
         )  # fmt: skip
+        width = min(WIDTH, max(128, _power_of_two(groups)))
         launch(
-            kernels.solve, rows, Tiles(1, 1, 8, 1), (), (groups,),
-            (weights, tops, memory(rows, groups, dtype=torch.int32), factors, a.e),
-            TOLERANCE=_tolerance(a), WIDTH=min(1024, _power_of_two(num_k)),
+            kernels.solve, rows, Tiles(1, 1, max(4, width // 512), 1), (), (groups,),
+            (scores, tops, memory(rows, groups, dtype=torch.int32), memory(rows, padded), state, a.e),
+            TOLERANCE=_tolerance(a), WIDTH=width,
         )  # fmt: skip
-    outs, live = memory(rows, spans, a.value.shape[3]), memory(key_heads * blocks, spans, dtype=torch.int32)
+        lists = memory(key_heads * blocks, spans, SPAN, dtype=torch.int16)
+        launch(
+            kernels.values, key_heads * blocks * spans, tiles, (a.value,), (blocks, spans, groups),
+            (a.value, scores, tops, lists, state, outs, live, table, a.e),
+            SPAN=SPAN, PIECE=min(SPAN, max(64, PIECE // tiles.rows)),
+        )  # fmt: skip
+    else:
+        launch(
+            kernels.activated, key_heads * blocks * spans, tiles, (a.query, a.key, a.value), (blocks, spans, groups),
+            (a.query, a.key, a.value, outs, live, table, norms, a.e),
+            SPAN=SPAN,
+        )  # fmt: skip
     launch(
-        kernels.values, key_heads * blocks * spans, tiles, (a.query, a.key, a.value), (blocks, spans, groups),
-        (a.query, a.key, a.value, weights, tops, outs, live, table, norms, a.e),
-        SPAN=SPAN,
-    )  # fmt: skip
-    launch(
-        kernels.gather, rows, tiles._replace(stages=1), (out,), (blocks, spans), (outs, live, factors, out, a.row_scale)
+        kernels.gather, rows, tiles._replace(stages=1), (out,), (blocks, spans), (outs, live, state, out, a.row_scale)
     )
     return out
 
