@@ -33,7 +33,7 @@ def everything_is_decoding(monkeypatch):
     from tamis.kernels import launch, launch_decode
 
     monkeypatch.setattr(arguments, "MANY", 1)
-    monkeypatch.setattr(launch_decode, "SPAN", 64)
+    monkeypatch.setattr(launch_decode, "SPANS", (64, 64))
     launch._plans.clear()
     yield
     launch._plans.clear()

@@ -36,13 +36,13 @@ COUNTS = ("page", "blocks", "parts", "chunk", "groups")
 
 
 @triton.jit
-def _rows(H, GROUPS, num_q, blocks, parts, BM: tl.constexpr):
-    """The part of the keys that is a program's, its sequence and key head, and its rows: their heads, their queries,
-    their places among all rows, and whether they are there (those that are not repeat the last)."""
+def _rows(H, GROUPS, num_q, blocks, parts, BM: tl.constexpr, LINES: tl.constexpr):
+    """The part of the keys that is a program's, its sequence and key head, and the first LINES of its rows: heads,
+    queries, places among all rows, and whether they are there (those that are not repeat the last)."""
     program = tl.program_id(0)
     block = (program // parts) % blocks
     head = program // (parts * blocks)
-    line = block * BM + tl.arange(0, BM)
+    line = block * BM + tl.arange(0, LINES)
     present = line < GROUPS * num_q
     line = tl.minimum(line, GROUPS * num_q - 1)
     row = tl.cast(head, tl.int64) * (GROUPS * num_q) + line
@@ -68,11 +68,14 @@ def _page(TABLE, b, cols, end, page, num_k):
 @triton.jit
 def _load_keys(
     base, TABLE, b, key_head, cols, wanted, end, strides, page, num_k, D: tl.constexpr, DW: tl.constexpr,
-    PAGED: tl.constexpr
+    PAGED: tl.constexpr, WHOLE: tl.constexpr
 ):  # fmt: skip
-    """The keys or values `cols` of a sequence, zero where they are not wanted."""
+    """The keys or values `cols` of a sequence, zero where they are not wanted.  WHOLE: all lie in one page."""
     if PAGED:
-        places = _page(TABLE, b, cols, end, page, num_k) * strides[0] + (cols % page).to(tl.int64) * strides[2]
+        at = cols
+        if WHOLE:
+            at = tl.min(cols, 0)
+        places = _page(TABLE, b, at, end, page, num_k) * strides[0] + (cols % page).to(tl.int64) * strides[2]
     else:
         places = tl.cast(b, tl.int64) * strides[0] + cols.to(tl.int64) * strides[2]
     dims = tl.arange(0, DW)[None, :]
@@ -86,12 +89,13 @@ def _load_keys(
 @triton.jit
 def _tile_scores(
     q, K, TABLE, scale, sight, b, key_head, h, queries, first, num_q, length, key_end, k_strides, page, num_k,
-    D: tl.constexpr, DW: tl.constexpr, BN: tl.constexpr, PAGED: tl.constexpr, PRECISION: tl.constexpr
+    D: tl.constexpr, DW: tl.constexpr, BN: tl.constexpr, PAGED: tl.constexpr, WHOLE: tl.constexpr,
+    PRECISION: tl.constexpr
 ):  # fmt: skip
     """Scores of the BN keys from `first` on; `length` keys count for where the queries are."""
     zero = tl.zeros((), tl.int64)
     cols = first + tl.arange(0, BN)
-    k = _load_keys(K, TABLE, b, key_head, cols, cols < key_end, key_end, k_strides, page, num_k, D, DW, PAGED)
+    k = _load_keys(K, TABLE, b, key_head, cols, cols < key_end, key_end, k_strides, page, num_k, D, DW, PAGED, WHOLE)
     s = tl.dot(q, tl.trans(k), input_precision=PRECISION) * scale
     return _seen(s, sight, b, h[:, None], queries, 0, first, zero, num_q, zero, length, key_end, BN)
 
@@ -116,7 +120,7 @@ def _range(
         if NORMALISED:
             s = _tile_scores(
                 q, K, TABLE, scale, sight, b, key_head, h, queries, tl.maximum(key_end - BN, 0), num_q, length, key_end,
-                k_strides, page, num_k, D, DW, BN, PAGED, PRECISION
+                k_strides, page, num_k, D, DW, BN, PAGED, False, PRECISION
             )  # fmt: skip
             least = tl.max(s, 1) - 1.0 / _exponent(E, e_value, h, HAS_E, FAST)
         slope = tl.load(sight.slopes + b * sight.slopes_stride + h)
@@ -144,10 +148,11 @@ def scores(
     Q, K, S, TOP, TABLE, NORMS, E, sight, dropout, packed, q_strides, k_strides, scales_strides,
     e_value, scale, bias, H, GROUPS, num_q, page, num_k, blocks, parts, chunk, groups,
     D: tl.constexpr, DW: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, NORMALISED: tl.constexpr,
-    HAS_E: tl.constexpr, PAGED: tl.constexpr, NEAR: tl.constexpr, FAST: tl.constexpr, PRECISION: tl.constexpr
+    HAS_E: tl.constexpr, PAGED: tl.constexpr, WHOLE: tl.constexpr, NEAR: tl.constexpr, FAST: tl.constexpr,
+    PRECISION: tl.constexpr
 ):  # fmt: skip
     """One chunk of keys.  Where it is not read, maxima are -inf, and nobody looks at the scores."""
-    part, b, key_head, h, queries, row, present = _rows(H, GROUPS, num_q, blocks, parts, BM)
+    part, b, key_head, h, queries, row, present = _rows(H, GROUPS, num_q, blocks, parts, BM, BM)
     key_end = _key_end(sight, b, num_k)
     length = key_end if PAGED else num_k
     start = part * chunk
@@ -166,7 +171,7 @@ def scores(
     for first in range(low, high, BN):
         s = _tile_scores(
             q, K, TABLE, scale, sight, b, key_head, h, queries, first, num_q, length, key_end, k_strides, page, num_k,
-            D, DW, BN, PAGED, PRECISION
+            D, DW, BN, PAGED, WHOLE, PRECISION
         )  # fmt: skip
         tl.store(S + (row * groups * GROUP)[:, None] + (first + tl.arange(0, BN))[None, :], s, mask=present[:, None])
         # NaN counts as more than all others, so that no group that holds one is left out.
@@ -280,44 +285,62 @@ def _rows_weights(s, m, c, e, RULE: tl.constexpr, FAST: tl.constexpr):
     return r
 
 
+@triton.jit
+def _state(STATE, E, e_value, h, row, RULE: tl.constexpr, HAS_E: tl.constexpr, FAST: tl.constexpr):
+    """m, c and e of rows, and how far their weights reach."""
+    m = tl.load(STATE + row * 3)
+    c = tl.load(STATE + row * 3 + 1)
+    e = tl.zeros_like(m) + _exponent(E, e_value, h, HAS_E, FAST)
+    return m, c, e, _reach(c, e, RULE)
+
+
 @triton.jit(do_not_specialize=(*LENGTHS, *COUNTS))
 def values(
     V, S, TOP, LIST, STATE, OUTS, LIVE, TABLE, E, sight, dropout, packed, v_strides, scales_strides,
     e_value, scale, bias, H, GROUPS, num_q, page, num_k, blocks, parts, groups,
-    DV: tl.constexpr, DVW: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, SPAN: tl.constexpr, PIECE: tl.constexpr,
-    RULE: tl.constexpr, HAS_E: tl.constexpr, PAGED: tl.constexpr, FAST: tl.constexpr, PRECISION: tl.constexpr
+    DV: tl.constexpr, DVW: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, LINES: tl.constexpr, SPAN: tl.constexpr,
+    PIECE: tl.constexpr, RULE: tl.constexpr, HAS_E: tl.constexpr, PAGED: tl.constexpr, FAST: tl.constexpr,
+    PRECISION: tl.constexpr
 ):  # fmt: skip
-    """One span of keys: weights, up to the rows' n, times values, and whether there are any."""
-    part, b, key_head, h, queries, row, present = _rows(H, GROUPS, num_q, blocks, parts, BM)
-    key_end = _key_end(sight, b, num_k)
-    e = tl.zeros((BM,), tl.float32) + _exponent(E, e_value, h, HAS_E, FAST)
-    m = tl.load(STATE + row * 3)
-    c = tl.load(STATE + row * 3 + 1)
-    reach = _reach(c, e, RULE)
+    """One span of keys: weights, up to the rows' n, times values, and whether there are any.
+
+    To find the keys that have weights, only as many rows are looked at as there are, LINES; a product needs BM.
+    """
+    part, b, key_head, h, queries, row, present = _rows(H, GROUPS, num_q, blocks, parts, BM, LINES)
+    m, c, e, reach = _state(STATE, E, e_value, h, row, RULE, HAS_E, FAST)
     start = part * SPAN
-    LIST += tl.cast(tl.program_id(0), tl.int64) * SPAN
-    S += (row * groups * GROUP + start)[:, None]
-    TOP += (row * groups + start // GROUP)[:, None]
     size = tl.minimum(groups * GROUP - start, SPAN)
+    LIST += tl.cast(tl.program_id(0), tl.int64) * SPAN
     count = 0
     for first in range(0, size, PIECE):
-        cols = first + tl.arange(0, PIECE)
         # Scores of keys that nobody read are not there; the maxima of those are -inf.
-        top = tl.load(TOP + (cols // GROUP)[None, :], mask=(cols < size)[None, :], other=float("-inf"))
-        s = tl.load(S + cols[None, :], mask=_passes(top, m, reach) > 0, other=float("-inf"))
+        place = first // GROUP + tl.arange(0, PIECE // GROUP)[None, :]
+        tops = TOP + (row * groups + start // GROUP)[:, None] + place
+        top = tl.load(tops, mask=place * GROUP < size, other=float("-inf"))
+        within = tl.arange(0, GROUP)[None, None, :]
+        places = S + (row * groups * GROUP + start)[:, None, None] + place[:, :, None] * GROUP + within
+        holds = tl.broadcast_to(_passes(top, m, reach)[:, :, None], LINES, PIECE // GROUP, GROUP)
+        s = tl.reshape(tl.load(places, mask=holds > 0, other=float("-inf")), LINES, PIECE)
         wanted = tl.max(_passes(s, m, reach), 0)
+        cols = first + tl.arange(0, PIECE)
         tl.store(LIST + count + tl.cumsum(wanted, 0) - wanted, cols.to(tl.int16), mask=wanted > 0)
         count += tl.sum(wanted, 0)
     tl.store(LIVE + tl.program_id(0), (count > 0).to(tl.int32))
     if count == 0:
         return
     tl.debug_barrier()  # what some threads wrote, others read
+    part, b, key_head, h, queries, row, present = _rows(H, GROUPS, num_q, blocks, parts, BM, BM)
+    m, c, e, reach = _state(STATE, E, e_value, h, row, RULE, HAS_E, FAST)
+    key_end = _key_end(sight, b, num_k)
+    S += (row * groups * GROUP + start)[:, None]
     out = tl.zeros((BM, DVW), tl.float32)
     for first in range(0, count, BN):
         there = first + tl.arange(0, BN) < count
         cols = tl.load(LIST + first + tl.arange(0, BN), mask=there, other=0).to(tl.int32)
         s = tl.load(S + cols[None, :], mask=there[None, :], other=float("-inf"))
-        value = _load_keys(V, TABLE, b, key_head, start + cols, there, key_end, v_strides, page, num_k, DV, DVW, PAGED)
+        value = _load_keys(
+            V, TABLE, b, key_head, start + cols, there, key_end, v_strides, page, num_k, DV, DVW, PAGED, False
+        )  # fmt: skip
         r = _rows_weights(s, m, c, e, RULE, FAST)
         out = tl.dot(r.to(value.dtype), value, out, input_precision=PRECISION)
     _store_span(OUTS, out, row, present, part, parts, DV, DVW)
@@ -336,14 +359,14 @@ def activated(
     e_value, scale, bias, H, GROUPS, num_q, page, num_k, blocks, parts, groups,
     D: tl.constexpr, DW: tl.constexpr, DV: tl.constexpr, DVW: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
     SPAN: tl.constexpr, RULE: tl.constexpr, NORMALISED: tl.constexpr, HAS_E: tl.constexpr, PAGED: tl.constexpr,
-    NEAR: tl.constexpr, FAST: tl.constexpr, PRECISION: tl.constexpr
+    WHOLE: tl.constexpr, NEAR: tl.constexpr, FAST: tl.constexpr, PRECISION: tl.constexpr
 ):  # fmt: skip
     """One span of keys: weights times values, and whether any of it was read.
 
     No branch but the first: the loop is one that the compiler can load ahead in, and a value whose weights are all 0
     is not fetched because its load is masked.
     """
-    part, b, key_head, h, queries, row, present = _rows(H, GROUPS, num_q, blocks, parts, BM)
+    part, b, key_head, h, queries, row, present = _rows(H, GROUPS, num_q, blocks, parts, BM, BM)
     key_end = _key_end(sight, b, num_k)
     length = key_end if PAGED else num_k
     start = part * SPAN
@@ -360,12 +383,12 @@ def activated(
     for first in range(low, high, BN):
         s = _tile_scores(
             q, K, TABLE, scale, sight, b, key_head, h, queries, first, num_q, length, key_end, k_strides, page, num_k,
-            D, DW, BN, PAGED, PRECISION
+            D, DW, BN, PAGED, WHOLE, PRECISION
         )  # fmt: skip
         r, v = _activation(s + bias, RULE)
         cols = first + tl.arange(0, BN)
         wanted = (tl.max((r != 0.0).to(tl.int32), 0) > 0) & (cols < key_end)
-        value = _load_keys(V, TABLE, b, key_head, cols, wanted, key_end, v_strides, page, num_k, DV, DVW, PAGED)
+        value = _load_keys(V, TABLE, b, key_head, cols, wanted, key_end, v_strides, page, num_k, DV, DVW, PAGED, WHOLE)
         out = tl.dot(r.to(value.dtype), value, out, input_precision=PRECISION)
     _store_span(OUTS, out, row, present, part, parts, DV, DVW)
 
@@ -384,8 +407,8 @@ def gather(
     live = LIVE + (row // (GROUPS * num_q) * blocks + line // BM) * parts
     dims = tl.arange(0, DVW)
     out = tl.zeros((DVW,), tl.float32)
-    for first in range(0, parts, 64):
-        part = first + tl.arange(0, 64)
+    for first in range(0, parts, 128):
+        part = first + tl.arange(0, 128)
         there = tl.load(live + part, mask=part < parts, other=0) > 0
         places = ((tl.cast(row, tl.int64) * parts + part) * DV)[:, None] + dims[None, :]
         out += tl.sum(tl.load(OUTS + places, mask=there[:, None] & (dims < DV)[None, :], other=0.0), 0)

@@ -12,14 +12,15 @@ from tamis.kernels import decode as kernels
 from tamis.kernels.arguments import PAGE_UNIT, Arguments, empty_output
 from tamis.kernels.launch import Plan, Tiles, _layout, _planned, _power_of_two, _tolerance
 
-SPAN = 512
-"""Keys of a program of `values` or `activated`: as many as make its part of the output small beside what it reads."""
-WIDTH = 8192
-"""Numbers that a program of `solve` takes at a time: 16 in each of 512 threads."""
+SPANS = (256, 1024)
+"""Keys of a program of `values` or `activated`: enough to make its part of the output small beside what it reads, but
+few where there would be too few programs."""
+WIDTH = 4096
+"""Numbers that a program of `solve` takes at a time: 16 in each of 256 threads."""
 PIECE = 4096
 """Scores that a program of `values` looks through at a time."""
-PROGRAMS = 1056
-"""Of `scores`, about, where there are keys enough: two rounds of four for each multiprocessor of an H200."""
+PROGRAMS = 2112
+"""Of `scores`, about, where there are keys enough: four rounds of four for each multiprocessor of an H200."""
 
 
 def decode(a: Arguments, table: Tensor | None, norms: Tensor | None) -> Tensor:
@@ -33,8 +34,9 @@ def decode(a: Arguments, table: Tensor | None, norms: Tensor | None) -> Tensor:
     rows, key_heads = batch * heads * queries, batch * a.key.shape[1]
     blocks = triton.cdiv(heads // a.key.shape[1] * queries, tiles.rows)
     padded = triton.cdiv(num_k, tiles.cols) * tiles.cols
-    groups, spans = padded // PAGE_UNIT, triton.cdiv(padded, SPAN)
-    shared = {"PAGED": table is not None, "NEAR": norms is not None}
+    span = min(SPANS[1], max(SPANS[0], _power_of_two(padded * key_heads * blocks // 1024)))
+    groups, spans = padded // PAGE_UNIT, triton.cdiv(padded, span)
+    shared = {"PAGED": table is not None, "WHOLE": a.key.shape[2] % tiles.cols == 0, "NEAR": norms is not None}
     layout = _layout(a, table, norms)
 
     def memory(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
@@ -53,7 +55,7 @@ def decode(a: Arguments, table: Tensor | None, norms: Tensor | None) -> Tensor:
     state = None
     if a.is_entmax:
         chunk = triton.cdiv(padded, max(1, PROGRAMS // (key_heads * blocks)))
-        chunk = triton.cdiv(max(chunk, SPAN), tiles.cols) * tiles.cols
+        chunk = triton.cdiv(max(chunk, span), tiles.cols) * tiles.cols
         parts = triton.cdiv(padded, chunk)
         scores, tops, state = memory(rows, padded), memory(rows, groups), memory(rows, 3)
         launch(
@@ -66,20 +68,21 @@ def decode(a: Arguments, table: Tensor | None, norms: Tensor | None) -> Tensor:
             (scores, tops, memory(rows, groups, dtype=torch.int32), memory(rows, padded), state, a.e),
             TOLERANCE=_tolerance(a), WIDTH=width,
         )  # fmt: skip
-        lists = memory(key_heads * blocks, spans, SPAN, dtype=torch.int16)
+        lines = min(tiles.rows, triton.next_power_of_2(heads // a.key.shape[1] * queries))
+        lists = memory(key_heads * blocks, spans, span, dtype=torch.int16)
         launch(
             kernels.values, key_heads * blocks * spans, tiles, (a.value,), (blocks, spans, groups),
             (a.value, scores, tops, lists, state, outs, live, table, a.e),
-            SPAN=SPAN, PIECE=min(SPAN, max(64, PIECE // tiles.rows)),
+            SPAN=span, PIECE=min(span, PIECE // lines), LINES=lines,
         )  # fmt: skip
     else:
         launch(
             kernels.activated, key_heads * blocks * spans, tiles, (a.query, a.key, a.value), (blocks, spans, groups),
             (a.query, a.key, a.value, outs, live, table, norms, a.e),
-            SPAN=SPAN,
+            SPAN=span,
         )  # fmt: skip
     launch(
-        kernels.gather, rows, tiles._replace(stages=1), (out,), (blocks, spans), (outs, live, state, out, a.row_scale)
+        kernels.gather, rows, Tiles(tiles.rows, 1, 8, 1), (out,), (blocks, spans), (outs, live, state, out, a.row_scale)
     )
     return out
 
