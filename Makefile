@@ -9,7 +9,7 @@ WORKERS ?= 2
 GPU_WORKERS ?= 8
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test browser check format slow gpu-test bench clean
+.PHONY: help demo test browser check format slow gpu-test sanitize bench clean
 
 help:  ## show this
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -42,6 +42,12 @@ slow: $(VENV)/.dev  ## the slow tests
 
 gpu-test: $(VENV)/.dev  ## the tests that need a CUDA device
 	$(BIN)/python -m pytest -m gpu -n $(GPU_WORKERS)
+
+# Compiled by the first run, because the sanitizer would watch the compilers too; memory from the driver, because in
+# torch's own pool nothing is out of bounds.
+sanitize: $(VENV)/.dev  ## the kernels under NVIDIA's compute-sanitizer
+	$(BIN)/python tests/kernels/sanitize.py
+	PYTORCH_NO_CUDA_MEMORY_CACHING=1 compute-sanitizer --error-exitcode 1 $(BIN)/python tests/kernels/sanitize.py
 
 check: $(VENV)/.dev  ## format, lint and types
 	$(BIN)/ruff format --check .

@@ -190,6 +190,11 @@ def forward(
         worst = float("inf")
         yet = True  # Triton 3.6 fails where the condition of a loop is not the last of its variables by name
         while yet:
+            out = tl.zeros((BM, DVW), tl.float32)
+            out2 = tl.zeros((BM, DVW), tl.float32)
+            total = nothing
+            slope = nothing
+            counts = (tl.zeros((BM,), tl.int32), nothing, nothing, nothing)
             for part in tl.static_range(2 if SPLIT else 1):
                 for j in range(0, _entries(count, start, end, part == 1)):
                     first = _tile(LISTS, listed, low, _entry(j, start, end, part == 1), LISTED, BN)
@@ -214,14 +219,6 @@ def forward(
             if NORMALISED:
                 following, worst, yet = _step(c, total, slope, alive, worst, TOLERANCE, e, RULE)
                 c = tl.where(yet, following, c)
-                out = tl.where(yet, 0.0, out)
-                out2 = tl.where(yet, 0.0, out2)
-                total = tl.where(yet, 0.0, total)
-                slope = tl.where(yet, 0.0, slope)
-                if COUNTED:
-                    support, mass, logs, distance = counts
-                    sums = (tl.where(yet, 0.0, mass), tl.where(yet, 0.0, logs), tl.where(yet, 0.0, distance))
-                    counts = (tl.where(yet, 0, support),) + sums
     if NORMALISED:
         tl.store(M + row, m, mask=present)
         tl.store(C + row, c, mask=present)

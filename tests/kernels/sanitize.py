@@ -1,0 +1,58 @@
+"""Every kernel once or more on odd sizes, to be watched by compute-sanitizer (`make sanitize`).
+
+A script rather than a test: the sanitizer is slow to start and watches all children, so that compilers and workers of a
+test run would take it hours.  What the kernels compute is checked by the tests.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+import torch
+
+import tamis
+from kernels import paged_cases
+from kernels.cases import FACTORS, Problem, covering, decoded, describe, fused
+from tamis.kernels import arguments, launch, launch_decode
+
+LONGER: dict[str, tuple[Any, ...]] = {**FACTORS, "lengths": ((300, 300), (1, 900), (200, 1100), (700, 130))}
+LONGER["structure"] = ("full", "causal", "window", "causal alibi", "positions")
+FEW: dict[str, tuple[Any, ...]] = {**FACTORS, "lengths": ((1, 50), (3, 900), (16, 1100)), "dropout": (0.0,)}
+FEW["structure"] = ("full", "causal", "window", "causal alibi")
+
+
+def main() -> None:
+    for case in covering(FACTORS)[:20]:
+        print("short", describe(case), flush=True)
+        fused(Problem(case, torch.bfloat16, "cuda"))
+    arguments.LONG = 1
+    launch._plans.clear()
+    for case in covering(LONGER)[:16]:
+        print("long", describe(case), flush=True)
+        fused(Problem(case, torch.bfloat16, "cuda"))
+    arguments.MANY = 1
+    launch_decode.SPANS = (64, 256)
+    launch._plans.clear()
+    for case in covering(FEW)[:12]:
+        print("decode", describe(case), flush=True)
+        decoded(Problem(case, torch.bfloat16, "cuda"))
+    for case in covering(paged_cases.FACTORS)[:6]:
+        print("paged", describe(case), flush=True)
+        paged_cases.Paged(case, torch.bfloat16, "cuda").run()
+    for width in (1, 100, 5001, 40000):
+        for alpha in (1.5, 1.3, 2.0, torch.linspace(1.0, 3.0, 5, device="cuda").unsqueeze(-1).requires_grad_()):
+            print("rows", width, "learned" if isinstance(alpha, torch.Tensor) else alpha, flush=True)
+            scores = torch.randn(5, width, device="cuda", requires_grad=True)
+            tamis.entmax(scores, alpha, backend="triton").square().sum().backward()
+            target = torch.arange(5, device="cuda") % width
+            tamis.entmax_loss(scores, target, 1.5, backend="triton").sum().backward()
+    torch.cuda.synchronize()
+    print("done")
+
+
+if __name__ == "__main__":
+    main()
