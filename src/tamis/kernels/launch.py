@@ -91,7 +91,8 @@ def pass_tiles(a: Arguments) -> Tiles:
 def scan_tiles(a: Arguments) -> Tiles:
     """For the pass over all scores of long rows: three programs in each multiprocessor where registers allow it."""
     rows, cols = a.tile
-    return Tiles(2 * rows, cols, 4, 1 if cols == 32 else 3, registers=168 if rows == 64 and a.head_dim <= 64 else None)
+    registers = 168 if rows == 64 and a.head_dim <= 64 and not a.is_biased else None
+    return Tiles(2 * rows, cols, 4, 1 if cols == 32 else 3, registers=registers)
 
 
 def scan_programs(tiles: Tiles) -> int:
