@@ -1,7 +1,7 @@
 """Every kernel once or more on odd sizes, to be watched by compute-sanitizer (`make sanitize`).
 
-A script rather than a test: the sanitizer is slow to start and watches all children, so that compilers and workers of a
-test run would take it hours.  What the kernels compute is checked by the tests.
+A script rather than a test: the sanitizer is slow to start and watches all children, the compilers and workers of a
+test run among them.  What the kernels compute is checked by the tests.
 """
 
 from __future__ import annotations

@@ -139,6 +139,17 @@ def test_decoding_is_what_few_queries_of_many_keys_without_gradients_do(monkeypa
 
 
 @decoding
+def test_growing_caches_share_their_kernels():
+    from tamis.kernels import decode, launch
+
+    for keys in (65, 96, 100, 128):
+        tamis.entmax_attention(torch.randn(1, 1, 1, 16), *[torch.randn(1, 1, keys, 16)] * 2, backend="triton")
+    plans = [plan for (kernel, _), plan in launch._plans.items() if kernel is decode.scores]
+    assert len(plans) == 4
+    assert len({plan._launch._constants for plan in plans}) == 1
+
+
+@decoding
 def test_lengths_of_zero():
     for num_q, num_k in ((0, 3), (3, 0)):
         out = tamis.entmax_attention(

@@ -38,7 +38,7 @@ class Tiles(NamedTuple):
 def forward_tiles(a: Arguments) -> Tiles:
     """All scores of a block of queries in registers up to 256 keys, in a loop beyond."""
     if a.is_long:
-        return list_tiles(a) if a.is_entmax else pass_tiles(a)
+        return listed_tiles(a) if a.is_entmax else pass_tiles(a)
     keys = a.key.shape[2]
     heavy = a.rule == "power" or a.mask_by_query  # with temporaries that take many registers
     if a.query.dtype == torch.float32 or a.head_dim > 128:
@@ -73,7 +73,7 @@ def split_tiles(a: Arguments) -> Tiles:
     return Tiles(*a.tile, 4, stages)
 
 
-def list_tiles(a: Arguments) -> Tiles:
+def listed_tiles(a: Arguments) -> Tiles:
     """For long rows of entmax, whose tiles are listed: where registers allow it four programs in each multiprocessor,
     so that while one waits for an entry of its list others work."""
     tiles = split_tiles(a)

@@ -36,7 +36,8 @@ def decode(a: Arguments, table: Tensor | None, norms: Tensor | None) -> Tensor:
     padded = triton.cdiv(num_k, tiles.cols) * tiles.cols
     span = min(SPANS[1], max(SPANS[0], _power_of_two(padded * key_heads * blocks // 1024)))
     groups, spans = padded // PAGE_UNIT, triton.cdiv(padded, span)
-    shared = {"PAGED": table is not None, "WHOLE": a.key.shape[2] % tiles.cols == 0, "NEAR": norms is not None}
+    paged = table is not None
+    shared = {"PAGED": paged, "WHOLE": paged and a.key.shape[2] % tiles.cols == 0, "NEAR": norms is not None}
     layout = _layout(a, table, norms)
 
     def memory(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
