@@ -326,6 +326,13 @@ def test_class_weight_of_the_wrong_shape(loss, target: torch.Tensor, weight, got
         loss(LOGITS, target, weight=weight)
 
 
+def test_on_another_device(loss):
+    with pytest.raises(ValueError, match="target must be on the device of input, cpu, got meta"):
+        loss(LOGITS, TARGET.to("meta"))
+    with pytest.raises(ValueError, match="weight must be on the device of input, cpu, got meta"):
+        loss(LOGITS, TARGET, weight=torch.ones(3, device="meta"))
+
+
 # ---------------------------------------------------------------------------------------------------------------
 # Where values cannot be looked at beforehand they are still not silently accepted
 

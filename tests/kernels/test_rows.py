@@ -7,7 +7,7 @@ import tamis
 from kernels.row_cases import KINDS, SPECIAL, close, gradients, losses, scores
 
 pytest.importorskip("triton")
-from tamis.kernels import rows_ops
+from tamis.kernels import launch, launch_rows, rows_ops
 
 pytestmark = [
     pytest.mark.skipif(torch.cuda.is_available(), reason="runs compiled in test_rows_compiled.py"),
@@ -23,9 +23,11 @@ def way(request, monkeypatch):
     """How rows are solved."""
     if request.param == "streamed":
         for name, value in {"RESIDENT": 0, "RESIDENT_BACKWARD": 0, "LINES": 4, "LINE": 16, "BLOCK": 64}.items():
-            monkeypatch.setattr(rows_ops, name, value)
-    monkeypatch.setattr(rows_ops, "TILE", 512)  # several tiles of narrow rows
-    return request.param
+            monkeypatch.setattr(launch_rows, name, value)
+    monkeypatch.setattr(launch_rows, "TILE", 512)  # several tiles of narrow rows
+    launch._plans.clear()
+    yield request.param
+    launch._plans.clear()
 
 
 @pytest.mark.parametrize("alpha", ALPHAS)
@@ -84,6 +86,40 @@ def test_one_alpha_per_head():
         gradients(z, alpha, g, torch.float64, "reference"),
         torch.float32,
     )
+
+
+@pytest.mark.parametrize("shape", [(2, 1, 3, 1), (1, 3, 1, 1), (1, 1, 3, 1), (2, 3, 3, 1)])
+def test_alphas_in_any_order(shape):
+    alpha = torch.linspace(1.1, 2.3, torch.Size(shape).numel()).view(shape)
+    z, g = torch.randn(2, 2, 3, 3, 20).unbind(0)
+    close(
+        gradients(z, alpha, g, torch.float32, "triton"),
+        gradients(z, alpha, g, torch.float64, "reference"),
+        torch.float32,
+    )
+    target = torch.randint(20, (2, 3, 3))
+    ours, plain = (
+        tamis.entmax_loss(z.movedim(-1, 1), target, alpha.movedim(-1, 1), backend=backend)
+        for backend in ("triton", "reference")
+    )
+    torch.testing.assert_close(ours, plain)
+
+
+def test_one_plan_for_all_numbers_of_a_kind():
+    z, target = torch.randn(4, 20), torch.tensor([1, 2, 3, 4])
+    for alpha in (1.3, 1.4, 2.5, 3.5):
+        ours, plain = (gradients(z, alpha, z, torch.float32, backend) for backend in ("triton", "reference"))
+        torch.testing.assert_close(ours, plain, rtol=1e-5, atol=1e-6)
+        ours, plain = (losses(z, target, alpha, torch.float32, backend) for backend in ("triton", "reference"))
+        torch.testing.assert_close(ours, plain, rtol=1e-5, atol=1e-6)
+
+
+def test_alphas_beyond_what_fp32_can_tell():
+    alpha = torch.tensor([[1e-9], [1.5], [3e38]])
+    z, g = torch.randn(2, 3, 20).unbind(0)
+    ours, plain = (gradients(z, alpha, g, torch.float32, backend) for backend in ("triton", "reference"))
+    torch.testing.assert_close(ours, plain, rtol=1e-4, atol=1e-5)
+    assert (ours[2][[0, 2]] == 0.0).all()
 
 
 @pytest.mark.parametrize("dim", [0, 1, 2])
@@ -185,6 +221,20 @@ def test_loss_in_more_dimensions():
     torch.testing.assert_close(tamis.sparsemax_loss(z, target, backend="triton"), tamis.sparsemax_loss(z, target))
 
 
+@pytest.mark.parametrize("reduction", ["sum", "mean"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
+def test_reduced_loss(reduction, dtype):
+    target, alpha = targets(4), torch.tensor(1.4, requires_grad=True)
+    z = scores("randn", 4, CLASSES).to(dtype).requires_grad_()
+    options = {"weight": WEIGHT, "label_smoothing": 0.1, "reduction": reduction}
+    found = []
+    for backend in ("triton", "reference"):
+        loss = tamis.entmax_loss(z, target, alpha, backend=backend, **options)
+        found.append((loss, *torch.autograd.grad(loss * 3.0, (z, alpha))))
+    assert found[0][0].dtype == dtype
+    torch.testing.assert_close(*found, rtol=1e-5 if dtype == torch.float32 else 2e-3, atol=1e-5)
+
+
 def test_learned_class_weights():
     z, target, weight = torch.randn(4, CLASSES), torch.tensor([0, 3, 7, 2]), WEIGHT.clone().requires_grad_()
     ours, plain = (
@@ -223,12 +273,13 @@ def test_registered():
     z = torch.randn(3, 20)
     e = torch.full((3, 1), 0.4)
     state = torch.ops.tamis.rows_forward(z, e, 0.0)[1]
-    target, factors = torch.tensor([1, 2, 3]), torch.ones(3, 3)
+    target, weight = torch.tensor([1, -100, 3]), torch.rand(20)
+    loss_state = torch.ops.tamis.rows_loss_forward(z, e, 0.0, target, weight, -100, 0.1, True)[1]
     for op, arguments in {
         torch.ops.tamis.rows_forward: (z, e, 0.0),
         torch.ops.tamis.rows_backward: (z, state, z, e, 0.0, False, True),
-        torch.ops.tamis.rows_loss_forward: (z, None, 0.5, None, False),
-        torch.ops.tamis.rows_loss_backward: (z, state, e, 0.0, target, factors, None),
+        torch.ops.tamis.rows_loss_forward: (z, None, 0.5, None, None, 0, 0.0, False),
+        torch.ops.tamis.rows_loss_backward: (z, loss_state, z[:, 0], e, 0.0, target, weight, -100, 0.1, True),
     }.items():
         torch.library.opcheck(op, arguments, test_utils=("test_schema", "test_faketensor"))
 

@@ -5,7 +5,7 @@ import torch
 
 import tamis
 from kernels.row_cases import KINDS, SPECIAL, close, gradients, losses, scores
-from tamis.kernels import rows_ops
+from tamis.kernels import launch_rows
 
 pytestmark = [
     pytest.mark.gpu,
@@ -104,6 +104,20 @@ def test_nothing_waits_for_the_device(width):
         torch.cuda.set_sync_debug_mode("default")
 
 
+@pytest.mark.parametrize("width", [64, 6000])
+def test_compiled_kernels_are_reused_only_where_they_fit(width):
+    """Rows that start at any multiple of four bytes, one or many of them, and numbers of one kind."""
+    memory = torch.randn(17, width + 16, device="cuda")
+    for first, rows, alpha in ((0, 16, 1.3), (0, 16, 1.4), (1, 16, 1.4), (3, 17, 1.4), (0, 1, 1.5), (1, 1, 2.5)):
+        z = memory[:rows, first : first + width]
+        target = torch.arange(rows, device="cuda")
+        for _ in range(2):
+            ours = gradients(z, alpha, z, torch.float32, "triton")
+            close(ours, gradients(z, alpha, z, torch.float64, "reference"), torch.float32)
+            ours = losses(z, target, alpha, torch.float32, "triton")
+            close(ours, losses(z, target, alpha, torch.float64, "reference"), torch.float32)
+
+
 def test_cuda_graph():
     z = torch.randn(16, 20000, device="cuda")
     tamis.entmax(z, 1.5)
@@ -132,8 +146,8 @@ def test_compile_whole_graph_with_dynamic_widths():
 
 def test_auto_takes_the_kernel(monkeypatch):
     calls = []
-    original = rows_ops._solve
-    monkeypatch.setattr(rows_ops, "_solve", lambda *a: calls.append(1) or original(*a))
+    original = launch_rows.solve
+    monkeypatch.setattr(launch_rows, "solve", lambda *a: calls.append(1) or original(*a))
     z = torch.randn(4, 100, device="cuda")
     tamis.entmax(z)
     tamis.entmax_loss(z, torch.zeros(4, dtype=torch.long, device="cuda"))

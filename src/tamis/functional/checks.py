@@ -14,7 +14,6 @@ from tamis.kernels import rows_ops
 from tamis.transforms.solver import compute_dtype
 
 BACKENDS = ("auto", "reference", "triton")
-_LOWEST, _HIGHEST = 2.0**-23 - 1.0, 1e30
 
 
 def prepare(input: Tensor, dim: int, mask: Tensor | None) -> tuple[Tensor, int]:
@@ -28,16 +27,23 @@ def prepare(input: Tensor, dim: int, mask: Tensor | None) -> tuple[Tensor, int]:
         if not broadcasts(mask.shape, input.shape):
             raise ValueError(f"mask of shape {tuple(mask.shape)} does not broadcast to input {tuple(input.shape)}")
         z = torch.where(mask, z, -math.inf)
-    return (z.movedim(dim, -1) if z.ndim else z.reshape(1)), dim
+    return (to_last(z, dim) if z.ndim else z.reshape(1)), dim
+
+
+def to_last(x: Tensor, dim: int) -> Tensor:
+    """x with `dim` last.  A view that changes nothing still costs, above all in the backward pass."""
+    return x if dim == x.ndim - 1 else x.movedim(dim, -1)
 
 
 def restore(weights: Tensor, input: Tensor, dim: int) -> Tensor:
     """Weights back in the layout of `input`, and in its dtype (fp32 under autocast)."""
-    dtype = promote(input[:0] if input.ndim else input).dtype
+    weights = cast(weights, promoted(input))
     if input.ndim == 0:
-        return weights.reshape(()).to(dtype)
-    weights = weights.to(dtype).movedim(-1, dim)
-    return weights.contiguous() if dim != input.ndim - 1 and input.is_contiguous() else weights
+        return weights.reshape(())
+    if dim == input.ndim - 1:
+        return weights
+    weights = weights.movedim(-1, dim)
+    return weights.contiguous() if input.is_contiguous() else weights
 
 
 def takes_kernel(backend: str, z: Tensor) -> bool:
@@ -65,10 +71,18 @@ def check_scores(input: Tensor, dim: int) -> int:
 
 
 def promote(input: Tensor) -> Tensor:
+    return cast(input, promoted(input))
+
+
+def promoted(input: Tensor) -> torch.dtype:
     """Under autocast these functions run in fp32."""
     if input.dtype in (torch.float16, torch.bfloat16) and torch.is_autocast_enabled(input.device.type):
-        return input.float()
-    return input
+        return torch.float32
+    return input.dtype
+
+
+def cast(x: Tensor, dtype: torch.dtype) -> Tensor:
+    return x if x.dtype == dtype else x.to(dtype)  # a call that changes nothing still costs
 
 
 def broadcasts(shape: Any, target: Any) -> bool:
@@ -79,11 +93,8 @@ def broadcasts(shape: Any, target: Any) -> bool:
 
 
 def exponent(alpha: float | Tensor, input: Tensor, dim: int) -> float | Tensor:
-    """alpha - 1, subtracted before any rounding to fp32, and kept within what fp32 can tell from its limits."""
-    e = row_parameter("alpha", alpha, 0.0, input.shape, input.dtype, dim, subtract=1.0)
-    if isinstance(e, Tensor):
-        return torch.where(e >= -1.0, e.clamp(_LOWEST, _HIGHEST), torch.nan)
-    return min(max(e, _LOWEST), _HIGHEST)
+    """alpha - 1, subtracted before any rounding to fp32."""
+    return row_parameter("alpha", alpha, 0.0, input.shape, input.dtype, dim, subtract=1.0)
 
 
 def row_parameter(
@@ -127,4 +138,5 @@ def _tensor_parameter(
         raise ValueError(f"{name} must be finite and above {above:g} everywhere, got {bad:g}")
     if compute_dtype(value.dtype) != value.dtype:
         value = value.float()
-    return (value.reshape(shape) - subtract).to(compute_dtype(dtype)).movedim(dim, -1)
+    value = value if value.shape == shape else value.reshape(shape)
+    return to_last(cast(value - subtract, compute_dtype(dtype)), dim)

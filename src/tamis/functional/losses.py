@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 
 from tamis.attention.checks import values_known
-from tamis.functional.checks import check_scores, promote, row_parameter, takes_kernel
+from tamis.functional.checks import check_scores, promote, row_parameter, takes_kernel, to_last
 from tamis.kernels import rows_ops as rows
-from tamis.transforms.entmax import entmax_conjugate
-from tamis.transforms.losses import Conjugate, class_loss, probability_loss
+from tamis.transforms.entmax import entmax_conjugate, limited
+from tamis.transforms.losses import Conjugate, class_loss, probability_loss, reduced
 from tamis.transforms.relatives import normmax_conjugate
 
 
@@ -47,7 +47,7 @@ def entmax_loss(
     """
     e, z = _loss_inputs(input, target, alpha, 0.0, subtract=1.0)
     fused = takes_kernel(backend, z)
-    conjugate = partial(rows.conjugate if fused else entmax_conjugate, e=e)
+    conjugate = partial(rows.conjugate, e=e) if fused else partial(entmax_conjugate, e=limited(e))
     # No weights are stored then; but class weights that are learned need the plain operations.
     by_class = partial(rows.class_loss, e) if fused and not (weight is not None and weight.requires_grad) else None
     return _loss(conjugate, z, input, target, weight, ignore_index, reduction, label_smoothing, by_class)
@@ -107,6 +107,8 @@ def _loss_inputs(
         alpha = alpha.unsqueeze(classes)
     if not isinstance(target, Tensor):
         raise TypeError(f"target must be a tensor, got {type(target).__name__}")
+    if target.device != input.device:
+        raise ValueError(f"target must be on the device of input, {input.device}, got {target.device}")
     expected = input.shape if target.is_floating_point() else samples
     if target.shape != expected:
         kind = "probabilities" if target.is_floating_point() else "class indices"
@@ -115,7 +117,7 @@ def _loss_inputs(
             f"got {tuple(target.shape)}"
         )
     checked = row_parameter("alpha", alpha, above, input.shape, input.dtype, classes, subtract=subtract)
-    return checked, promote(input).movedim(classes, -1)
+    return checked, to_last(promote(input), classes)
 
 
 def _loss(
@@ -127,8 +129,9 @@ def _loss(
     ignore_index: int,
     reduction: str,
     label_smoothing: float,
-    by_class: Callable[..., tuple[Tensor, Tensor]] | None = None,
+    by_class: Callable[..., Tensor] | None = None,
 ) -> Tensor:
+    """`by_class`: the reduced loss for class indices, where there is a faster way to it."""
     classes = z.shape[-1]
     if reduction not in ("none", "sum", "mean"):
         raise ValueError(f'reduction must be "none", "sum" or "mean", got {reduction!r}')
@@ -143,21 +146,18 @@ def _loss(
     if weight is not None and (not isinstance(weight, Tensor) or weight.shape != (classes,)):
         got = tuple(weight.shape) if isinstance(weight, Tensor) else type(weight).__name__
         raise ValueError(f"weight must be a tensor of shape ({classes},), one per class, got {got}")
+    if weight is not None and weight.device != z.device:
+        raise ValueError(f"weight must be on the device of input, {z.device}, got {weight.device}")
     if target.is_floating_point():
-        losses = probability_loss(
-            conjugate, z, target.movedim(0 if input.ndim == 1 else 1, -1), weight, label_smoothing
-        )
+        losses = probability_loss(conjugate, z, to_last(target, 0 if input.ndim == 1 else 1), weight, label_smoothing)
         count = torch.full((), float(losses.numel()), dtype=losses.dtype, device=losses.device)
     else:
         target = _check_indices(target, classes, ignore_index)
-        by_class = partial(class_loss, conjugate) if by_class is None else by_class
-        losses, counts = by_class(z, target, weight, ignore_index, label_smoothing)
+        if by_class is not None:
+            return by_class(z, target, weight, ignore_index, label_smoothing, reduction)
+        losses, counts = class_loss(conjugate, z, target, weight, ignore_index, label_smoothing)
         count = counts.sum()
-    if reduction == "mean":
-        losses = losses.sum() / count
-    elif reduction == "sum":
-        losses = losses.sum()
-    return losses.to(promote(input[:0]).dtype)
+    return reduced(losses, count, reduction).to(z.dtype)
 
 
 def _check_indices(target: Tensor, classes: int, ignore_index: int) -> Tensor:

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from tamis.functional.checks import exponent, prepare, restore, row_parameter, takes_kernel
 from tamis.kernels import rows_ops as rows
-from tamis.transforms.entmax import entmax_weights
+from tamis.transforms.entmax import entmax_weights, limited
 from tamis.transforms.relatives import budgetmax_weights, normmax_weights
 from tamis.transforms.solver import compute_dtype
 
@@ -45,8 +45,8 @@ def entmax(
     """
     z, dim = prepare(input, dim, mask)
     e = exponent(alpha, input, dim)
-    transform = rows.weights if takes_kernel(backend, z) else entmax_weights
-    return restore(transform(z, e), input, dim)
+    weights = rows.weights(z, e) if takes_kernel(backend, z) else entmax_weights(z, limited(e))
+    return restore(weights, input, dim)
 
 
 def sparsemax(input: Tensor, dim: int = -1, *, mask: Tensor | None = None, backend: str = "auto") -> Tensor:
@@ -70,7 +70,7 @@ def entmax_threshold(
     """
     z, dim = prepare(input, dim, mask)
     z = z.to(compute_dtype(z.dtype))
-    e = exponent(alpha, input, dim)
+    e = limited(exponent(alpha, input, dim))
     if z.shape[-1] == 0:  # nothing to attend to
         z = z.new_full((*z.shape[:-1], 1), -math.inf)
     p = entmax_weights(z, e)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 import os
 
@@ -56,13 +57,18 @@ def _rule_obstacle(rule: Rule) -> str | None:
     return None
 
 
+@functools.cache
+def _generation(device: int) -> int:
+    return torch.cuda.get_device_capability(device)[0]
+
+
 def _machine(device: str) -> str | None:
     if not _HAS_TRITON:
         return "triton is not installed"
     interpreted = device == "cpu" and os.environ.get("TRITON_INTERPRET") == "1"
     if device != "cuda" and not interpreted:
         return f"kernels run on CUDA devices, and the inputs are on {device}"
-    if device == "cuda" and torch.cuda.get_device_capability()[0] < 8:
+    if device == "cuda" and _generation(torch.cuda.current_device()) < 8:
         return "kernels need a GPU of compute capability 8.0 or more"
     return None
 

@@ -377,7 +377,7 @@ def _kind(x: Any) -> Any:
 
 
 _plans: dict[Any, Any] = {}
-Planned = TypeVar("Planned", Launch, Plan)
+Planned = TypeVar("Planned")
 MOST_PLANS = 4096
 
 
@@ -393,8 +393,11 @@ def _planned(key: Any, make: Callable[[], Planned]) -> Planned:
 def _layout(a: Arguments, *others: Tensor | None) -> Any:
     """Equal where one plan fits: all numbers, and of tensors all but the values."""
     tensors: tuple[Any, ...] = (*a[:TENSORS], *others)
-    layouts = [None if x is None else (x.dtype, x.shape, x.stride(), x.data_ptr() % 16) for x in tensors]
-    return (a.query.device, a[TENSORS:], *layouts)
+    return (a.query.device, a[TENSORS:], *_layouts(*tensors))
+
+
+def _layouts(*tensors: Tensor | None) -> list[Any]:
+    return [None if x is None else (x.dtype, x.shape, x.stride(), x.data_ptr() % 16) for x in tensors]
 
 
 def _sight(a: Arguments) -> tuple[Any, ...]:

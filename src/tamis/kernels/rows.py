@@ -18,29 +18,60 @@ above the threshold.  (m, hi, lo, sum r) is the state of a row, from which its w
     gradient   of the weights: resident, or in two passes that read the incoming gradient only where there is support
     loss_gradient   of the loss, from the scores and the rows' states: no weights are ever stored
 
+The loss adds (slope in alpha, weight of the sample, total weight of its target) to the state.  Its losses and the
+factors of its gradient are made here too: each as an operation of torch would cost more than the kernel.
+
 Rows of alpha > 2 are left to `tamis.kernels.rows_edge`.  No atomics: two runs agree to the bit.
 """
 
 from __future__ import annotations
 
+from typing import Any, NamedTuple
+
 import triton
 import triton.language as tl
 
 from tamis.kernels.rules import _advance, _curvature, _entmax, _expm1, _log1p, _log2, _rectify
+from tamis.transforms.entmax import HIGHEST, LOWEST
 
 NEAR_ONE = tl.constexpr(0.125)
 _LOG2_E = tl.constexpr(1.4426950408889634)
 _LN_2 = tl.constexpr(0.6931471805599453)
+_LOWEST, _HIGHEST = tl.constexpr(LOWEST), tl.constexpr(HIGHEST)
+
+
+class Classes(NamedTuple):
+    """What a loss is of: pointers (None where absent), numbers, and what of it is there."""
+
+    target: Any
+    weight: Any
+    ignored: Any
+    """The target of rows that do not count."""
+    hard: Any
+    """Share of the target; the rest is that of all classes, `soft` for each."""
+    soft: Any
+    has_target: tl.constexpr
+    """Or the loss is the conjugate."""
+    has_weight: tl.constexpr
+    smoothed: tl.constexpr
 
 
 @triton.jit
-def exponent(E, e_value, row, group, HAS_E: tl.constexpr):
-    """e = alpha - 1 of a row: never 0, and NaN where alpha is not above 0."""
+def exponent(E, e_value, row, group, alphas, HAS_E: tl.constexpr):
+    """e = alpha - 1 of a row: never 0, between its limits, and NaN where alpha is below 0."""
     e = e_value
     if HAS_E:
-        e = tl.load(E + row // group)
-    e = tl.where(tl.abs(e) < 1e-20, 1e-20, e)
-    return tl.where(e > -1.0, e, float("nan"))
+        e = tl.load(E + (row // group) % alphas)
+    limited = tl.minimum(tl.maximum(e, _LOWEST), _HIGHEST)
+    limited = tl.where(tl.abs(limited) < 1e-20, 1e-20, limited)
+    return tl.where(e >= -1.0, limited, float("nan"))
+
+
+@triton.jit
+def free_slope(de, E, row, group, alphas):
+    """The slope in alpha of a row, and 0 where alpha is not between its limits."""
+    e = tl.load(E + (row // group) % alphas)
+    return tl.where((e >= _LOWEST) & (e <= _HIGHEST), de, 0.0)
 
 
 @triton.jit
@@ -176,19 +207,56 @@ def _alpha_slope(entropy, curved, e):
     return -(curved - entropy / (1.0 + e)) / (1.0 + e)
 
 
+@triton.jit
+def spread_weight(classes, columns, width):
+    """What smoothing adds to the target in these classes."""
+    if classes.has_weight:
+        weight = tl.load(classes.weight + columns, mask=columns < width, other=0.0).to(tl.float32)
+    else:
+        weight = tl.where(columns < width, 1.0, 0.0)
+    return weight * classes.soft
+
+
+@triton.jit
+def store_loss(LOSSES, STATE, Z, classes, row, rows, present, width, m, conjugate, spread, spread_total):
+    """total conjugate - <target, d> of rows at Z, and the rest of their state; spread: <soft part of target, d>."""
+    loss = conjugate
+    if classes.has_target:
+        target = tl.load(classes.target + row, mask=present, other=0)
+        ignored = target == classes.ignored
+        index = tl.where(ignored, 0, target)
+        known = (index >= 0) & (index < width)
+        tl.device_assert(known, "a target is out of range: it must lie in [0, classes - 1]", mask=present)
+        picked = tl.load(Z + index, mask=present & known, other=float("nan")).to(tl.float32)
+        picked = tl.where(picked == m, 0.0, picked - m)
+        sample = tl.full(m.shape, 1.0, tl.float32)
+        if classes.has_weight:
+            sample = tl.load(classes.weight + index, mask=present & known, other=float("nan")).to(tl.float32)
+        total = sample * classes.hard
+        score = tl.where(total == 0.0, 0.0, total * picked)
+        if classes.smoothed:
+            total += spread_total
+            score += spread
+        loss = tl.where(m == float("-inf"), float("inf"), total * conjugate - score)
+        loss = tl.where(ignored, 0.0, loss)
+        tl.store(STATE + 5 * rows + row, tl.where(ignored, 0.0, sample), mask=present)
+        tl.store(STATE + 6 * rows + row, total, mask=present)
+    tl.store(LOSSES + row, loss, mask=present)
+
+
 # ---------------------------------------------------------------------------------------------------------------
 # Forward
 
 
 @triton.jit(do_not_specialize=("rows",))
 def resident(
-    Z, P, STATE, VALUES, E, WEIGHT, stride, e_value, rows, group, width,
+    Z, P, STATE, LOSSES, E, classes, e_value, stride, rows, group, alphas, width,
     ROWS: tl.constexpr, BLOCK: tl.constexpr, SUBSET: tl.constexpr, RULE: tl.constexpr, HAS_E: tl.constexpr,
-    LOSS: tl.constexpr, WITH_E: tl.constexpr, SPREAD: tl.constexpr
+    LOSS: tl.constexpr, WITH_E: tl.constexpr
 ):  # fmt: skip
-    """Weights and state of ROWS rows; or for the loss their conjugates, with derivatives in alpha and <weight, d>."""
+    """Weights and state of ROWS rows; or their losses, with derivatives in alpha."""
     first = tl.program_id(0).to(tl.int64) * ROWS
-    e = exponent(E, e_value, first, group, HAS_E)
+    e = exponent(E, e_value, first, group, alphas, HAS_E)
     if e > 1.0:
         return
     row = first + tl.arange(0, ROWS)
@@ -215,19 +283,25 @@ def resident(
     x, v, log_x = weigh(d, hi, lo, e, RULE)
     r = v * x
     seen = alive | (total != total)
+    m = tl.where(seen & ~alive, float("nan"), m)
     if LOSS:
         mean = tl.sum(tl.where(r == 0.0, 0.0, r * d), 1) / total
-        tl.store(VALUES + row, _conjugate(mean, tl.max(r, 1) / total, e), mask=present)
+        conjugate = _conjugate(mean, tl.max(r, 1) / total, e)
         if WITH_E:
             entropy, curved = _alpha_terms(x, log_x, total, r, e)
-            tl.store(VALUES + rows + row, _alpha_slope(tl.sum(entropy, 1), tl.sum(curved, 1), e), mask=present)
-        if SPREAD:
-            weight = tl.load(WEIGHT + columns, mask=columns < width, other=0.0)[None, :]
-            tl.store(VALUES + 2 * rows + row, tl.sum(tl.where(weight == 0.0, 0.0, weight * d), 1), mask=present)
+            tl.store(STATE + 4 * rows + row, _alpha_slope(tl.sum(entropy, 1), tl.sum(curved, 1), e), mask=present)
+        spread = tl.zeros_like(m)
+        spread_total = tl.zeros_like(m)
+        if classes.smoothed:
+            weight = spread_weight(classes, columns[None, :], width)
+            spread = tl.sum(tl.where(weight == 0.0, 0.0, weight * d), 1)
+            spread_total += tl.sum(weight, 1)
+        places = Z + row * stride
+        store_loss(LOSSES, STATE, places, classes, row, rows, present, width, m, conjugate, spread, spread_total)
     else:
         p = tl.where(seen[:, None], r / total[:, None], 0.0)
         tl.store(P + row[:, None] * width + columns[None, :], p.to(P.dtype.element_ty), mask=there)
-    _store_state(STATE, row, rows, present, tl.where(seen & ~alive, float("nan"), m), hi, lo, total)
+    _store_state(STATE, row, rows, present, m, hi, lo, total)
 
 
 @triton.jit
@@ -257,16 +331,16 @@ def _listed(Z, LIST, first, count, width, LINES: tl.constexpr, LINE: tl.constexp
 
 @triton.jit(do_not_specialize=("rows",))
 def streamed(
-    Z, P, STATE, VALUES, E, WEIGHT, TOPS, LIST, stride, e_value, rows, group, width,
+    Z, P, STATE, LOSSES, E, classes, e_value, stride, rows, group, alphas, width, TOPS, LIST,
     LINES: tl.constexpr, LINE: tl.constexpr, MOST: tl.constexpr, RULE: tl.constexpr, HAS_E: tl.constexpr,
-    LOSS: tl.constexpr, WITH_E: tl.constexpr, SPREAD: tl.constexpr
+    LOSS: tl.constexpr, WITH_E: tl.constexpr
 ):  # fmt: skip
     """What `resident` does, for one row of any width, LINES lines of LINE scores at a time.
 
     TOPS, LIST: room for a number per line of the row, of which there are at most MOST.
     """
     row = tl.program_id(0)
-    e = exponent(E, e_value, row, group, HAS_E)
+    e = exponent(E, e_value, row, group, alphas, HAS_E)
     if e > 1.0:
         return
     lines = tl.cdiv(width, LINE)
@@ -290,11 +364,11 @@ def streamed(
         if not LOSS:  # noqa: SIM102, known when compiled
             if e >= NEAR_ONE:  # below, there is weight everywhere
                 tl.store(P + place * width + columns, tl.zeros((LINES, LINE), P.dtype.element_ty), mask=inside)
-        if SPREAD:
+        if classes.smoothed:
             if first == 0:  # a sum of scores far from 0 would lose their differences: relative to one of them
                 largest = tl.max(tops, 0)
                 anchor = tl.where(tl.abs(largest) < float("inf"), largest, 0.0)
-            weight = tl.load(WEIGHT + columns, mask=inside, other=0.0)
+            weight = spread_weight(classes, columns, width)
             spread += tl.where(weight == 0.0, 0.0, weight * (z - anchor))
             weights += weight
     bad = tl.max((slots != slots).to(tl.int32)) > 0
@@ -343,13 +417,17 @@ def streamed(
                 entropies, curvatures = _alpha_terms(x, log_x, total, r, e)
                 entropy += entropies
                 curved += curvatures
-        tl.store(VALUES + row + one, _conjugate(tl.sum(mean) / total, tl.max(largest) / total, e))
         if WITH_E:
             slope = _alpha_slope(tl.sum(entropy), tl.sum(curved), e)
-            tl.store(VALUES + rows + row + one, tl.where(total == total, slope, total))
-        if SPREAD:
-            value = tl.sum(spread) - (m - anchor) * tl.sum(weights)
-            tl.store(VALUES + 2 * rows + row + one, tl.where(m < float("inf"), value, float("-inf")))
+            tl.store(STATE + 4 * rows + row + one, tl.where(total == total, slope, total))
+        conjugate = _conjugate(tl.sum(mean) / total, tl.max(largest) / total, e)
+        spread_total = tl.sum(weights) + tl.zeros_like(m)
+        relative_spread = tl.sum(spread) - (m - anchor) * spread_total
+        relative_spread = tl.where(m < float("inf"), relative_spread, float("-inf"))
+        store_loss(
+            LOSSES, STATE, Z + one, classes, row + one, rows, one == 0, width, m, conjugate, relative_spread,
+            spread_total
+        )  # fmt: skip
     else:
         P += place * width
         if tl.max((total != total).to(tl.int32)) > 0:
@@ -419,13 +497,13 @@ def _passed(source, g, m, hi, lo, mean, total, e, RULE: tl.constexpr, FROM_P: tl
 
 @triton.jit(do_not_specialize=("rows",))
 def gradient_resident(
-    SOURCE, STATE, G, DZ, DE, E, stride, g_stride, e_value, rows, group, width,
+    SOURCE, STATE, G, DZ, DE, E, e_value, stride, g_stride, rows, group, alphas, width,
     ROWS: tl.constexpr, BLOCK: tl.constexpr, RULE: tl.constexpr, HAS_E: tl.constexpr, FROM_P: tl.constexpr,
     WITH_E: tl.constexpr
 ):  # fmt: skip
     """s (g - <s, g> / sum s), and per row -<kappa, that>.  SOURCE: the weights, or the scores."""
     first = tl.program_id(0).to(tl.int64) * ROWS
-    e = exponent(E, e_value, first, group, HAS_E)
+    e = exponent(E, e_value, first, group, alphas, HAS_E)
     if e > 1.0:
         return
     row = first + tl.arange(0, ROWS)
@@ -442,7 +520,7 @@ def gradient_resident(
     dz, de = _passed(source, g, m, hi, lo, mean, total, e, RULE, FROM_P, WITH_E)
     tl.store(DZ + row[:, None] * width + columns[None, :], dz.to(DZ.dtype.element_ty), mask=there)
     if WITH_E:
-        tl.store(DE + row, tl.sum(de, 1), mask=present)
+        tl.store(DE + row, free_slope(tl.sum(de, 1), E, first, group, alphas), mask=present)
 
 
 @triton.jit
@@ -454,12 +532,12 @@ def _mean(weighted, slope, m, total):
 
 @triton.jit(do_not_specialize=("rows",))
 def gradient_streamed(
-    SOURCE, STATE, G, DZ, DE, E, stride, g_stride, e_value, rows, group, width,
+    SOURCE, STATE, G, DZ, DE, E, e_value, stride, g_stride, rows, group, alphas, width,
     BLOCK: tl.constexpr, RULE: tl.constexpr, HAS_E: tl.constexpr, FROM_P: tl.constexpr, WITH_E: tl.constexpr
 ):  # fmt: skip
     """`gradient_resident` for one wide row, in two passes; blocks without support read no gradient."""
     row = tl.program_id(0).to(tl.int64) + tl.arange(0, 1)
-    e = exponent(E, e_value, tl.program_id(0), group, HAS_E)
+    e = exponent(E, e_value, tl.program_id(0), group, alphas, HAS_E)
     if e > 1.0:
         return
     lanes = tl.arange(0, BLOCK)[None, :]
@@ -493,35 +571,58 @@ def gradient_streamed(
             sums += de
         tl.store(DZ + base * width + start + lanes, dz.to(DZ.dtype.element_ty), mask=inside)
     if WITH_E:
-        tl.store(DE + row, tl.sum(sums, 1))
+        tl.store(DE + row, free_slope(tl.sum(sums, 1), E, tl.program_id(0), group, alphas))
+
+
+@triton.jit
+def loss_factors(STATE, G, classes, row, rows, present, g_stride):
+    """Of the gradient of rows: factors of the weights, the target and the soft part, and the target."""
+    soft = tl.load(G + row * g_stride, mask=present, other=0.0).to(tl.float32)
+    factor = soft
+    own = soft
+    target = row
+    if classes.has_target:
+        target = tl.load(classes.target + row, mask=present, other=-1)
+        soft = tl.where(target == classes.ignored, 0.0, soft)
+        factor = soft * tl.load(STATE + 6 * rows + row, mask=present, other=0.0)
+        own = soft * (tl.load(STATE + 5 * rows + row, mask=present, other=0.0) * classes.hard)
+    return factor, own, soft, target
+
+
+@triton.jit
+def store_loss_slope(DE, STATE, E, first, row, rows, group, alphas, present, m, factor):
+    slope = tl.load(STATE + 4 * rows + row, mask=present, other=0.0)
+    de = tl.where(m == float("-inf"), 0.0, factor * slope)
+    tl.store(DE + row, free_slope(de, E, first, group, alphas), mask=present)
 
 
 @triton.jit(do_not_specialize=("rows",))
 def loss_gradient(
-    Z, STATE, DZ, E, TARGET, FACTORS, WEIGHT, stride, e_value, rows, group, width,
-    ROWS: tl.constexpr, BLOCK: tl.constexpr, RULE: tl.constexpr, HAS_E: tl.constexpr, HAS_TARGET: tl.constexpr,
-    SPREAD: tl.constexpr
+    Z, STATE, G, DZ, DE, E, classes, e_value, g_stride, stride, rows, group, alphas, width,
+    ROWS: tl.constexpr, BLOCK: tl.constexpr, RULE: tl.constexpr, HAS_E: tl.constexpr, WITH_E: tl.constexpr
 ):  # fmt: skip
-    """a p - b [is the target] - c weight, with FACTORS (a, b, c) of each row."""
-    first = tl.program_id(0).to(tl.int64) * ROWS
-    e = exponent(E, e_value, first, group, HAS_E)
+    """A tile of a p - b [is the target] - c [soft part of the target], and per row the gradient of alpha."""
+    blocks = tl.cdiv(width, BLOCK)
+    block = tl.program_id(0) % blocks
+    first = (tl.program_id(0) // blocks).to(tl.int64) * ROWS
+    e = exponent(E, e_value, first, group, alphas, HAS_E)
     if e > 1.0:
         return
     row = first + tl.arange(0, ROWS)
     present = row < rows
-    columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    columns = block * BLOCK + tl.arange(0, BLOCK)
     there = present[:, None] & (columns < width)[None, :]
     m, hi, lo, total = _load_state(STATE, row, rows, present)
     z = tl.load(Z + row[:, None] * stride + columns[None, :], mask=there, other=float("-inf")).to(tl.float32)
-    factor = tl.load(FACTORS + row, mask=present, other=0.0)
+    factor, own, soft, target = loss_factors(STATE, G, classes, row, rows, present, g_stride)
     x, v, log_x = weigh(relative(z, m), hi, lo, e, RULE)
     dz = v * x * (factor / total)[:, None]
-    if HAS_TARGET:
-        target = tl.load(TARGET + row, mask=present, other=-1)
-        own = tl.load(FACTORS + rows + row, mask=present, other=0.0)
+    if classes.has_target:
         dz -= tl.where(columns[None, :] == target[:, None], own[:, None], 0.0)
-    if SPREAD:
-        weight = tl.load(WEIGHT + columns, mask=columns < width, other=0.0)
-        dz -= weight[None, :] * tl.load(FACTORS + 2 * rows + row, mask=present, other=0.0)[:, None]
+    if classes.smoothed:
+        dz -= spread_weight(classes, columns[None, :], width) * soft[:, None]
     dz = tl.where(_moves(m)[:, None], dz, 0.0)
     tl.store(DZ + row[:, None] * width + columns[None, :], dz.to(DZ.dtype.element_ty), mask=there)
+    if WITH_E:  # noqa: SIM102, known when compiled
+        if block == 0:
+            store_loss_slope(DE, STATE, E, first, row, rows, group, alphas, present, m, factor)

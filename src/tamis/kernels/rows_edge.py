@@ -19,7 +19,12 @@ from tamis.kernels.rows import (
     _load_state,
     _store_state,
     exponent,
+    free_slope,
+    loss_factors,
     relative,
+    spread_weight,
+    store_loss,
+    store_loss_slope,
 )
 from tamis.kernels.rules import _curvature, _expm1
 
@@ -85,12 +90,12 @@ def _find_edge(Z, m, e, width, BLOCK: tl.constexpr):
 
 @triton.jit(do_not_specialize=("rows",))
 def edge_forward(
-    Z, P, STATE, VALUES, E, WEIGHT, stride, e_value, rows, group, width,
-    BLOCK: tl.constexpr, HAS_E: tl.constexpr, LOSS: tl.constexpr, WITH_E: tl.constexpr, SPREAD: tl.constexpr
+    Z, P, STATE, LOSSES, E, classes, e_value, stride, rows, group, alphas, width,
+    BLOCK: tl.constexpr, HAS_E: tl.constexpr, LOSS: tl.constexpr, WITH_E: tl.constexpr
 ):  # fmt: skip
     """As `rows.resident`, one row."""
     row = tl.program_id(0)
-    e = exponent(E, e_value, row, group, HAS_E)
+    e = exponent(E, e_value, row, group, alphas, HAS_E)
     if not (e > 1.0):
         return
     Z += row.to(tl.int64) * stride
@@ -134,6 +139,7 @@ def edge_forward(
     entropy = tl.zeros((1, BLOCK), tl.float32)
     curved = tl.zeros((1, BLOCK), tl.float32)
     spread = tl.zeros((1, BLOCK), tl.float32)
+    weights = tl.zeros((1, BLOCK), tl.float32)
     for start in range(0, width, BLOCK):
         d, columns = _row(Z, start, width, m, BLOCK)
         log_p = _log_weight(d, edge, log_v, e)
@@ -144,20 +150,22 @@ def edge_forward(
             if WITH_E:
                 curved += tl.where(p == 0.0, 0.0, p * _kappa(log_p, e))
                 entropy += tl.where(p == 0.0, 0.0, p * (_expm1(e * log_p) / e))
-            if SPREAD:
-                weight = tl.load(WEIGHT + columns, mask=columns < width, other=0.0)
+            if classes.smoothed:
+                weight = spread_weight(classes, columns, width)
                 spread += tl.where(weight == 0.0, 0.0, weight * d)
+                weights += weight
         else:
             p = tl.where(alive | bad, p, 0.0)
             tl.store(P + row.to(tl.int64) * width + columns, p.to(P.dtype.element_ty), mask=columns < width)
     if LOSS:
-        value = _conjugate(tl.sum(mean, 1), tl.max(top, 1), e)
-        tl.store(VALUES + row + one, tl.where(bad, total, value))
+        conjugate = tl.where(bad, total, _conjugate(tl.sum(mean, 1), tl.max(top, 1), e))
         if WITH_E:
             slope = _alpha_slope(tl.sum(entropy, 1), tl.sum(curved, 1), e)
-            tl.store(VALUES + rows + row + one, tl.where(bad, total, slope))
-        if SPREAD:
-            tl.store(VALUES + 2 * rows + row + one, tl.sum(spread, 1))
+            tl.store(STATE + 4 * rows + row + one, tl.where(bad, total, slope))
+        store_loss(
+            LOSSES, STATE, Z + one, classes, row + one, rows, one == 0, width, m, conjugate, tl.sum(spread, 1),
+            tl.sum(weights, 1)
+        )  # fmt: skip
     _store_state(STATE, row + one, rows, one == 0, m, edge, log_v, total)
 
 
@@ -176,7 +184,7 @@ def _saved(SOURCE, start, width, m, edge, log_v, e, BLOCK: tl.constexpr, FROM_P:
 
 @triton.jit(do_not_specialize=("rows",))
 def edge_gradient(
-    SOURCE, STATE, G, DZ, DE, E, stride, g_stride, e_value, rows, group, width,
+    SOURCE, STATE, G, DZ, DE, E, e_value, stride, g_stride, rows, group, alphas, width,
     BLOCK: tl.constexpr, HAS_E: tl.constexpr, FROM_P: tl.constexpr, WITH_E: tl.constexpr
 ):  # fmt: skip
     """s (g - <s, g> / sum s) where s = p^(1 - e) is largest for the smallest p, and may overflow.
@@ -184,7 +192,7 @@ def edge_gradient(
     So g is measured from its value at the largest s, and that entry follows from the zero sum.
     """
     row = tl.program_id(0)
-    e = exponent(E, e_value, row, group, HAS_E)
+    e = exponent(E, e_value, row, group, alphas, HAS_E)
     if not (e > 1.0):
         return
     base = row.to(tl.int64)
@@ -233,32 +241,33 @@ def edge_gradient(
     tl.store(DZ + anchor, rest.to(DZ.dtype.element_ty), mask=known & moves)
     if WITH_E:
         at_anchor = tl.where(moves & known, _kappa(low[:, None], e) * rest[:, None], 0.0)
-        tl.store(DE + row + one, -(tl.sum(slopes, 1) + tl.sum(at_anchor, 1)))
+        de = -(tl.sum(slopes, 1) + tl.sum(at_anchor, 1))
+        tl.store(DE + row + one, free_slope(de, E, row, group, alphas))
 
 
 @triton.jit(do_not_specialize=("rows",))
 def edge_loss_gradient(
-    Z, STATE, DZ, E, TARGET, FACTORS, WEIGHT, stride, e_value, rows, group, width,
-    BLOCK: tl.constexpr, HAS_E: tl.constexpr, HAS_TARGET: tl.constexpr, SPREAD: tl.constexpr
+    Z, STATE, G, DZ, DE, E, classes, e_value, g_stride, stride, rows, group, alphas, width,
+    BLOCK: tl.constexpr, HAS_E: tl.constexpr, WITH_E: tl.constexpr
 ):  # fmt: skip
     """As `rows.loss_gradient`, one row."""
     row = tl.program_id(0)
-    e = exponent(E, e_value, row, group, HAS_E)
+    e = exponent(E, e_value, row, group, alphas, HAS_E)
     if not (e > 1.0):
         return
     base = row.to(tl.int64)
     one = tl.arange(0, 1)
     m, edge, log_v, total = _load_state(STATE, row + one, rows, one == 0)
     moves = ~((m == float("-inf")) | (m == float("inf")))
-    factor = tl.load(FACTORS + row + one) / total
+    factor, own, soft, target = loss_factors(STATE, G, classes, base + one, rows, one == 0, g_stride)
     for start in range(0, width, BLOCK):
         d, columns = _row(Z + base * stride, start, width, m, BLOCK)
-        dz = _exp(_log_weight(d, edge, log_v, e)) * factor[:, None]
-        if HAS_TARGET:
-            own = tl.load(FACTORS + rows + row + one)
-            dz -= tl.where(columns == tl.load(TARGET + row + one)[:, None], own[:, None], 0.0)
-        if SPREAD:
-            weight = tl.load(WEIGHT + columns, mask=columns < width, other=0.0)
-            dz -= weight * tl.load(FACTORS + 2 * rows + row + one)[:, None]
+        dz = _exp(_log_weight(d, edge, log_v, e)) * (factor / total)[:, None]
+        if classes.has_target:
+            dz -= tl.where(columns == target[:, None], own[:, None], 0.0)
+        if classes.smoothed:
+            dz -= spread_weight(classes, columns, width) * soft[:, None]
         dz = tl.where(moves[:, None], dz, 0.0)
         tl.store(DZ + base * width + columns, dz.to(DZ.dtype.element_ty), mask=columns < width)
+    if WITH_E:
+        store_loss_slope(DE, STATE, E, row, row + one, rows, group, alphas, one == 0, m, factor)

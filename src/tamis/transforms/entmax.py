@@ -27,6 +27,8 @@ from torch import Tensor
 
 from tamis.transforms.solver import Power, compute_dtype, row_blocks, smallest_log, solve_rows
 
+LOWEST, HIGHEST = 2.0**-23 - 1.0, 1e30
+"""Of e: what fp32 can tell from its limits."""
 _SERIES = {torch.float32: (0.3, 8), torch.float64: (0.5, 18)}  # |t| below which k(t) is summed, and the terms needed
 
 
@@ -41,6 +43,18 @@ def entmax_conjugate(z: Tensor, e: Power) -> Tensor:
     Its gradient in z is alpha-entmax(z); the Fenchel-Young losses are built on it.
     """
     return _apply(_EntmaxConjugate, z, e)[0]
+
+
+def limited(e: Power) -> Power:
+    """e between its limits, NaN where alpha is below 0."""
+    if isinstance(e, Tensor):
+        return torch.where(e >= -1.0, e.clamp(LOWEST, HIGHEST), torch.nan)
+    return min(max(e, LOWEST), HIGHEST)
+
+
+def is_free(e: Tensor) -> Tensor:
+    """Where `limited` passes a gradient."""
+    return (e >= LOWEST) & (e <= HIGHEST)
 
 
 def _apply(function: Any, z: Tensor, e: Power) -> Any:

@@ -54,6 +54,16 @@ def class_loss(
     return torch.where(ignored, zero, loss), torch.where(ignored, zero, sample_weight)
 
 
+def reduced(losses: Tensor, count: Tensor | None, reduction: str) -> Tensor:
+    """The losses themselves ("none"), their "sum", or their "mean": that by `count`, the weight of all samples."""
+    if reduction == "none":
+        return losses
+    if reduction == "sum":
+        return losses.sum()
+    assert count is not None
+    return losses.sum() / count
+
+
 def probability_loss(
     conjugate: Conjugate, z: Tensor, target: Tensor, weight: Tensor | None, label_smoothing: float
 ) -> Tensor:
