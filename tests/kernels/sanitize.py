@@ -1,4 +1,4 @@
-"""Every kernel once or more on odd sizes, to be watched by compute-sanitizer (`make sanitize`).
+"""Every kernel once or more on odd sizes, to be watched by compute-sanitizer (`make sanitize`); parts by name.
 
 A script rather than a test: the sanitizer is slow to start and watches all children, the compilers and workers of a
 test run among them.  What the kernels compute is checked by the tests.
@@ -25,15 +25,21 @@ FEW: dict[str, tuple[Any, ...]] = {**FACTORS, "lengths": ((1, 50), (3, 900), (16
 FEW["structure"] = ("full", "causal", "window", "causal alibi")
 
 
-def main() -> None:
+def short() -> None:
     for case in covering(FACTORS)[:20]:
         print("short", describe(case), flush=True)
         fused(Problem(case, torch.bfloat16, "cuda"))
+
+
+def long() -> None:
     arguments.LONG = 1
     launch._plans.clear()
     for case in covering(LONGER)[:16]:
         print("long", describe(case), flush=True)
         fused(Problem(case, torch.bfloat16, "cuda"))
+
+
+def decode() -> None:
     arguments.MANY = 1
     launch_decode.SPANS = (64, 256)
     launch._plans.clear()
@@ -43,6 +49,9 @@ def main() -> None:
     for case in covering(paged_cases.FACTORS)[:6]:
         print("paged", describe(case), flush=True)
         paged_cases.Paged(case, torch.bfloat16, "cuda").run()
+
+
+def rows() -> None:
     for width in (1, 100, 5001, 40000):
         for alpha in (1.5, 1.3, 2.0, torch.linspace(1.0, 3.0, 5, device="cuda").unsqueeze(-1).requires_grad_()):
             print("rows", width, "learned" if isinstance(alpha, torch.Tensor) else alpha, flush=True)
@@ -50,9 +59,12 @@ def main() -> None:
             tamis.entmax(scores, alpha, backend="triton").square().sum().backward()
             target = torch.arange(5, device="cuda") % width
             tamis.entmax_loss(scores, target, 1.5, backend="triton").sum().backward()
-    torch.cuda.synchronize()
-    print("done")
 
+
+PARTS = {part.__name__: part for part in (short, long, decode, rows)}
 
 if __name__ == "__main__":
-    main()
+    for name in sys.argv[1:] or PARTS:
+        PARTS[name]()
+    torch.cuda.synchronize()
+    print("done")

@@ -323,8 +323,10 @@ def values(
         s = tl.reshape(tl.load(places, mask=holds > 0, other=float("-inf")), LINES, PIECE)
         wanted = tl.max(_passes(s, m, reach), 0)
         cols = first + tl.arange(0, PIECE)
-        tl.store(LIST + count + tl.cumsum(wanted, 0) - wanted, cols.to(tl.int16), mask=wanted > 0)
-        count += tl.sum(wanted, 0)
+        numbers = tl.cumsum(wanted, 0)
+        tl.store(LIST + count + numbers - wanted, cols.to(tl.int16), mask=wanted > 0)
+        # Not tl.sum(wanted): Triton 3.6 adds up the wrong lanes of what a reshape and a reduction have left.
+        count += tl.max(numbers, 0)
     tl.store(LIVE + tl.program_id(0), (count > 0).to(tl.int32))
     if count == 0:
         return

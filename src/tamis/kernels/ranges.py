@@ -92,7 +92,8 @@ def _program_tiles(
         count = tl.load(COUNTS + line)
         listed += tl.cast(line, tl.int64) * tl.cdiv(length, BLOCK)
         end += tl.where(inner < inner_end, count, 0)
-        while (start < end) & (_tile(LISTS, listed, 0, tl.minimum(start, count - 1), True, BLOCK) < inner):
+        last = tl.maximum(count - 1, 0)  # both sides of & are worked out, also for a list of none
+        while (start < end) & (_tile(LISTS, listed, 0, tl.minimum(start, last), True, BLOCK) < inner):
             start += 1
         while (start < end) & (_tile(LISTS, listed, 0, tl.maximum(end - 1, 0), True, BLOCK) >= inner_end):
             end -= 1
