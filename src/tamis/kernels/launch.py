@@ -445,7 +445,8 @@ def _constants(a: Arguments, tiles: Tiles) -> dict[str, Any]:
         "NORMALISED": a.is_entmax,
         "HAS_E": a.e is not None,
         "HAS_SCALES": a.row_scale is not None,
-        "SPLIT": a.is_long,
+        # Tiles that no query's place hides anything of have a loop of their own; of given places nothing is known.
+        "SPLIT": a.is_long and a.query_positions is None and a.key_positions is None,
         "RAW": a.scale > 0.0 and not a.is_biased,
         "FAST": a.query.dtype != torch.float32 and a.query.device.type == "cuda",
         "PRECISION": "tf32x3",  # of fp32 products: as accurate as fp32 itself, and on tensor cores
