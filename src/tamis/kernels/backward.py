@@ -22,7 +22,7 @@ from tamis.kernels.ranges import (
     _query_range,
     _tile,
 )
-from tamis.kernels.rules import _curvature, _exponent, _inverse, _weights
+from tamis.kernels.rules import _curvature, _curvature_unit, _exponent, _inverse, _weights
 from tamis.kernels.tiles import LENGTHS, _kept, _key_end, _load, _load_scales, _matrix, _place, _scores, _store
 
 
@@ -83,7 +83,7 @@ def _whole_block(
     ds = v * dp
     de = 0.0
     if WITH_E:
-        de = -tl.sum(tl.sum(kappa * ds, 1), 0) * dropout.scale
+        de = -tl.sum(tl.sum(kappa * ds, 1), 0) * (_curvature_unit(e, FAST) * dropout.scale)
     ds = ds.to(q.dtype)
     dq = tl.dot(ds, k, input_precision=PRECISION) * (scale * dropout.scale)
     _store(_matrix(DQ, b, h, zero, dq_strides), dq, q_first, num_q, dq_strides, D, BM, DW)
@@ -195,21 +195,24 @@ def backward_queries(
                 part == 0, RAW
             )  # fmt: skip
             p, v, x, log_x = _weights(s, m, c, n, e, unit, bias, RULE, NORMALISED, RAW, FAST)
+            curved = v
+            if WITH_E:  # before d weights, so that less is alive with them
+                curved = _curvature(x, log_x, e, FAST) * v
             dp = tl.dot(do, tl.trans(value), input_precision=PRECISION)
             if dropout.on:
                 dp = tl.where(_kept(dropout, head, q_token, first, BM, BN), dp, 0.0)
-            ds = v * (dp - delta[:, None])
             if WITH_E:
-                kappa = _curvature(x, log_x, e, FAST)
-                kappa_v += tl.sum(kappa * v, 1)
-                kappa_v_dp += tl.sum(kappa * v * dp, 1)
+                kappa_v += tl.sum(curved, 1)
+                kappa_v_dp += tl.sum(curved * dp, 1)
                 sum_v += tl.sum(v, 1)
                 sum_v_dp += tl.sum(v * dp, 1)
+            ds = v * (dp - delta[:, None])
             dq = tl.dot(ds.to(k.dtype), k, dq, input_precision=PRECISION)
     dq *= scale * dropout.scale
     _store(_matrix(DQ, b, h, q_start, dq_strides), dq, q_first, num_q, dq_strides, D, BM, DW)
     if WITH_E:
-        tl.store(DE + program, tl.sum(sum_v_dp * _inverse(sum_v) * kappa_v - kappa_v_dp, 0) * dropout.scale)
+        de = tl.sum(sum_v_dp * _inverse(sum_v) * kappa_v - kappa_v_dp, 0)
+        tl.store(DE + program, de * (_curvature_unit(e, FAST) * dropout.scale))
 
 
 @triton.jit(do_not_specialize=(*LENGTHS, "num_blocks"))

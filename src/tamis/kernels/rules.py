@@ -209,14 +209,25 @@ def _weights(
 
 @triton.jit
 def _curvature(x, log_x, e, FAST: tl.constexpr):
-    """kappa = (1 - x + x ln x) / e^2 with x = p^e, without its cancellation near x = 1: d alpha is -sum kappa ds."""
+    """kappa = (1 - x + x ln x) / e^2 with x = p^e, without its cancellation near x = 1: d alpha is -sum kappa ds.
+
+    FAST: up to `_curvature_unit`.  From e = 0.05 on what cancels is lost in the rounding of the logarithm anyway.
+    """
     if FAST:
         t = tl.maximum(log_x * 0.6931471805599453, -87.0)
-        kappa = tl.where(tl.abs(t) < 0.1, t * t * (0.5 + t * (1.0 / 3 + t * 0.125)), x * (t - 1.0) + 1.0)
-        return kappa * (1.0 / (e * e))
+        kappa = x * (t - 1.0) + 1.0
+        if e < 0.05:
+            kappa = tl.where(tl.abs(t) < 0.1, t * t * (0.5 + t * (1.0 / 3 + t * 0.125)), kappa)
+        return kappa
     log_p = tl.maximum(log_x * (0.6931471805599453 / e), -87.0)
     t = log_p * e
     series = 1.0 / 144 + t * (1.0 / 840 + t * (1.0 / 5760))
     series = 0.5 + t * (1.0 / 3 + t * (0.125 + t * (1.0 / 30 + t * series)))
     power = tl.exp(t)
     return tl.where(tl.abs(t) < 0.3, log_p * log_p * series, (1.0 - power + power * t) / (e * e))
+
+
+@triton.jit
+def _curvature_unit(e, FAST: tl.constexpr):
+    """What sums of `_curvature` have to be multiplied by."""
+    return 1.0 / (e * e) if FAST else 1.0
