@@ -1,4 +1,4 @@
-"""Parameters that half precision would spoil."""
+"""Parameters that half precision would spoil, and what autocast does to activations."""
 
 from __future__ import annotations
 
@@ -18,3 +18,11 @@ class KeepsPrecision(nn.Module):
             return tensor.to(moved.device) if moved.dtype in (torch.float16, torch.bfloat16) else moved
 
         return super()._apply(keep, recurse)
+
+
+def for_products(x: Tensor) -> Tensor:
+    """x as autocast will have it in every matrix product: cast once, where several products read it."""
+    device = x.device.type
+    if x.dtype == torch.float64 or not torch.is_autocast_enabled(device):
+        return x
+    return x.to(torch.get_autocast_dtype(device))

@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from tamis import functional
 from tamis.mechanisms import MECHANISMS, LearnedAlpha
 from tamis.models import CausalLM, CausalLMConfig, Seq2Seq, Seq2SeqConfig
 from tamis.models.blocks import POSITIONS
@@ -624,6 +625,38 @@ def test_causal_lm_compiles_without_a_break(position: str):
     torch.testing.assert_close(compiled(x), model(x), **CLOSE)
     mask = torch.arange(5) >= torch.tensor([[0], [2]])
     torch.testing.assert_close(compiled(x, mask), model(x, mask), **CLOSE)
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+@pytest.mark.parametrize("backend", ["reference", "triton"])
+@pytest.mark.parametrize(
+    "mechanism",
+    [
+        "asentmax",
+        *(pytest.param(name, marks=pytest.mark.slow) for name in ("softmax", "ssmax", "entmax")),
+        pytest.param({"name": "entmax", "alpha": 1.5}, marks=pytest.mark.slow),
+    ],
+    ids=str,
+)
+def test_language_models_are_compiled_once_for_all_lengths(mechanism: Any, backend: str, monkeypatch):
+    if backend == "triton":  # in Triton's interpreter, and opaque to the compiler as on a GPU
+        pytest.importorskip("triton")
+        run = functional.attention._run
+        monkeypatch.setattr(functional.attention, "_run", lambda *inputs: run(*inputs[:4], backend))
+    torch._dynamo.reset()
+    model = causal_lm(mechanism, num_layers=1, num_heads=2, arrangement="both").train()
+    compiled = torch.compile(model, fullgraph=True, dynamic=True, backend="aot_eager")
+    for number, (batch, length) in enumerate([(2, 8), (3, 12)]):
+        x = tokens(batch, length, number)
+        with torch._dynamo.config.patch(error_on_recompile=number > 0):
+            out = compiled(x)
+            gradients = torch.autograd.grad(out.square().sum(), list(model.parameters()))
+        expected = model(x)
+        torch.testing.assert_close(out, expected, **CLOSE)
+        for ours, other in zip(
+            gradients, torch.autograd.grad(expected.square().sum(), list(model.parameters())), strict=True
+        ):
+            torch.testing.assert_close(ours, other, **CLOSE)
 
 
 def test_training_with_dropout_compiles_without_a_break():

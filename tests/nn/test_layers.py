@@ -9,9 +9,11 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from tamis.mechanisms import EntmaxAttention
 from tamis.nn import Attention, FeedForward, LayerCache, TransformerLayer
+from tamis.nn.layers import RMSNorm
 
 EMBED, HEADS, FFN, BATCH, LENGTH = 16, 4, 24, 2, 6
 
@@ -102,12 +104,49 @@ def test_arrangements_are_what_they_say(norm: str, arrangement: str, cross: bool
             h = residual.norm(h + sublayer(h))
         else:
             h = h + residual.after(sublayer(residual.norm(h)))
-    kind = nn.LayerNorm if norm == "layernorm" else nn.RMSNorm
+    kind = nn.LayerNorm if norm == "layernorm" else RMSNorm
     norms = [module for module in layer.modules() if isinstance(module, nn.LayerNorm | nn.RMSNorm)]
     assert all(type(module) is kind for module in norms)
     assert len(norms) == len(sublayers) * (2 if arrangement == "both" else 1)
     out = layer(x, memory if cross else None, key_mask=mask, memory_mask=memory_mask, is_causal=True)
     torch.testing.assert_close(out, h, atol=1e-6, rtol=1e-5)
+
+
+def test_rmsnorm_is_that_of_torch_and_in_fp32_under_autocast():
+    x, norm, other = normal(BATCH, LENGTH, EMBED), RMSNorm(EMBED), nn.RMSNorm(EMBED)
+    with torch.no_grad():
+        norm.weight.copy_(normal(EMBED, seed=1))
+    other.load_state_dict(norm.state_dict())
+    assert torch.equal(norm(x), other(x))
+    half = x.bfloat16().requires_grad_()
+    with torch.autocast("cpu", torch.bfloat16):
+        out = norm(half)
+    assert out.dtype == torch.float32
+    assert torch.equal(out, other(half.float()))
+    (grad,) = torch.autograd.grad(out.sum(), half)
+    assert grad.dtype == torch.bfloat16
+    assert norm.bfloat16()(half).dtype == torch.bfloat16
+
+
+class Casts(TorchDispatchMode):
+    """Counts activations cast to bf16."""
+
+    count = 0
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if function is torch.ops.aten._to_copy.default and args[0].ndim == 3:
+            self.count += kwargs.get("dtype") == torch.bfloat16
+        return function(*args, **(kwargs or {}))
+
+
+def test_under_autocast_inputs_of_several_products_are_cast_once():
+    feed, attention, x = FeedForward(EMBED, FFN, "geglu"), Attention(EMBED, HEADS), normal(BATCH, LENGTH, EMBED)
+    for module, arguments in ((feed, (x,)), (attention, (x,)), (attention, (x, normal(BATCH, 5, EMBED, seed=1)))):
+        with torch.autocast("cpu", torch.bfloat16), Casts() as casts:
+            out = module(*arguments)
+        assert casts.count == len(arguments)
+        assert out.dtype == torch.bfloat16
+        torch.testing.assert_close(out.float(), module(*arguments), atol=2e-2, rtol=2e-2)
 
 
 @pytest.mark.parametrize("arrangement", ["pre", "post", "both"])

@@ -3,7 +3,8 @@
 import pytest
 import torch
 
-from tamis.training import Process
+from tamis.models import CausalLM, CausalLMConfig
+from tamis.training import GeneratedTask, Process, TaskConfig, Trainer
 from training import tiny
 
 pytestmark = pytest.mark.gpu
@@ -47,6 +48,34 @@ def test_graphs_give_the_losses_of_single_kernels(data, tmp_path, gpu):
     for plain, graphed in zip(tiny.losses(tmp_path / "plain"), tiny.losses(tmp_path / "graphs"), strict=True):
         key = "loss" if "loss" in plain else "valid_loss"
         assert graphed[key] == pytest.approx(plain[key], rel=1e-3)
+
+
+@pytest.mark.parametrize("mechanism", ["softmax", "ssmax", {"name": "entmax", "alpha": 1.5}, "asentmax"], ids=str)
+def test_compiled_graphs_give_the_losses_of_single_kernels(tmp_path, gpu, mechanism):
+    # Lengths on both sides of 64, from which on the backward pass of fp32 has other kernels.
+    config = TaskConfig(name="reverse", options={"symbols": 8}, lengths=(4, 40), batch_size=32, lengths_per_batch=1)
+    sizes = {"embed_dim": 64, "num_heads": 4, "ffn_dim": 128, "num_layers": 2, "arrangement": "both"}
+    for name, fast in (("plain", False), ("fast", True)):
+        training = tiny.settings(steps=60, label_smoothing=0.0, compile=fast, cuda_graphs=fast)
+        torch.manual_seed(0)
+        model = CausalLM(CausalLMConfig(vocab_size=config.build().vocab_size, mechanism=mechanism, **sizes))
+        trainer = Trainer(model, GeneratedTask(config, training), training, tmp_path / name, gpu)
+        trainer.run()
+    captured = {shape[1] for shape, held in trainer.graphs._held.items() if held.graph is not None}
+    assert min(captured) < 64 < max(captured)
+    for plain, fast in zip(tiny.losses(tmp_path / "plain"), tiny.losses(tmp_path / "fast"), strict=True):
+        key = "loss" if "loss" in plain else "valid_loss"
+        assert fast[key] == pytest.approx(plain[key], rel=1e-3)
+
+
+def test_compiled_graphs_translate_too(data, tmp_path, gpu):
+    for name, fast in (("plain", False), ("fast", True)):
+        trainer = tiny.trainer(data, tmp_path / name, gpu, dropout=0.0, steps=60, compile=fast, cuda_graphs=fast)
+        trainer.run()
+    assert any(held.graph is not None for held in trainer.graphs._held.values())
+    for plain, fast in zip(tiny.losses(tmp_path / "plain"), tiny.losses(tmp_path / "fast"), strict=True):
+        key = "loss" if "loss" in plain else "valid_loss"
+        assert fast[key] == pytest.approx(plain[key], rel=1e-3)
 
 
 @pytest.mark.parametrize("mechanism", ["softmax", "entmax", "rela"])

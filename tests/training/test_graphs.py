@@ -14,19 +14,19 @@ class Replayed(GraphedBackward):
     """Captures by remembering what to call."""
 
     def _capture(self, held):
-        run, self.captured = self.backward, getattr(self, "captured", 0) + 1
+        run, self.captured = self._added_at_once, getattr(self, "captured", 0) + 1
         held.loss = torch.zeros(())
 
         class Graph:
             def replay(self):
-                held.loss.copy_(run(held.part, held.factor))
+                held.loss.copy_(run(held))
 
         held.graph = Graph()
 
 
 def graphed(trainer):
     """As on a GPU."""
-    trainer.graphs = Replayed(trainer._backward, CPU)
+    trainer.graphs = Replayed(trainer._backward, trainer.model.parameters(), CPU)
     return trainer
 
 
@@ -70,6 +70,28 @@ def test_several_processes_are_an_error(data, tmp_path, monkeypatch):
         tiny.trainer(data, tmp_path, Process(0, 2, CPU), cuda_graphs=True)
 
 
-def test_compiling_too_is_an_error():
-    with pytest.raises(ValueError, match="exclude each other"):
-        tiny.settings(compile=True, cuda_graphs=True)
+def test_a_captured_step_adds_to_gradients_that_stay(data, tmp_path):
+    trainer = tiny.trainer(data, tmp_path)
+    _, tokens, (part, *_) = next(trainer._stream(trainer.state.position))
+    graphs, parameters = graphed(trainer).graphs, list(trainer.model.parameters())
+    torch.manual_seed(0)
+    graphs(part, 1.0 / tokens)
+    first, kept = [p.grad.clone() for p in parameters], [p.grad for p in parameters]
+    torch.manual_seed(0)
+    graphs(part, 1.0 / tokens)
+    assert graphs.captured == 1
+    for parameter, grad, own in zip(parameters, first, kept, strict=True):
+        assert parameter.grad is own
+        torch.testing.assert_close(own, 2.0 * grad)
+
+
+@pytest.mark.slow
+def test_what_is_captured_may_be_compiled(data, tmp_path):
+    changes = {"dropout": 0.0, "steps": 6, "mechanism": "softmax"}
+    tiny.trainer(data, tmp_path / "plain", **changes).run()
+    trainer = graphed(tiny.trainer(data, tmp_path / "both", **changes, compile=True, cuda_graphs=True))
+    trainer.run()
+    assert trainer.called is not trainer.model
+    for plain, both in zip(tiny.losses(tmp_path / "plain"), tiny.losses(tmp_path / "both"), strict=True):
+        key = "loss" if "loss" in plain else "valid_loss"
+        assert both[key] == pytest.approx(plain[key], rel=1e-4)

@@ -6,7 +6,6 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from tamis import functional
@@ -84,8 +83,7 @@ class Mechanism(nn.Module):
         settings = self.settings(query, key, hidden, options)
         scale = settings.pop("query_scale", None)
         if scale is not None:
-            wide = query.to(torch.promote_types(query.dtype, torch.float32))
-            query = (wide * scale.unsqueeze(-1)).to(query.dtype)
+            query = (query * scale.unsqueeze(-1)).to(query.dtype)  # the scale is fp32 at least, and so is the product
         return query, settings
 
 

@@ -12,6 +12,7 @@ from tamis.mechanisms import ASEntmaxAttention, EntmaxAttention, Mechanism, Soft
 from tamis.mechanisms.checks import check_heads
 from tamis.nn.cache import AttentionCache
 from tamis.positions import NoPE, Position, position_rows
+from tamis.precision import for_products
 
 FAR = 8192
 """Cached keys from which on it pays to ask which of them an ALiBi bias puts out of reach."""
@@ -119,6 +120,7 @@ class Attention(nn.Module):
         options: dict[str, Any],
     ) -> tuple[Tensor, Tensor, Tensor, dict[str, Any]]:
         """Queries, all keys and values, and the keyword arguments of the mechanism."""
+        x, memory = for_products(x), None if memory is None else for_products(memory)
         query = self._split(self.q_proj(x), self.num_heads)
         arguments = dict(options)
         if positions is not None:

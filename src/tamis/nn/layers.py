@@ -5,14 +5,26 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from tamis.mechanisms.checks import choose
 from tamis.nn.attention import Attention
 from tamis.nn.cache import LayerCache
+from tamis.precision import for_products
 
-NORMS = {"layernorm": nn.LayerNorm, "rmsnorm": nn.RMSNorm}
+
+class RMSNorm(nn.RMSNorm):
+    """In fp32 under autocast, as LayerNorm: torch does so from 2.12 on, on CUDA devices, and until then takes two dozen
+    kernels to norm a half-precision input with fp32 gains."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        assert self.weight is not None
+        return super().forward(x.to(self.weight.dtype) if torch.is_autocast_enabled(x.device.type) else x)
+
+
+NORMS: dict[str, type[nn.Module]] = {"layernorm": nn.LayerNorm, "rmsnorm": RMSNorm}
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"relu": F.relu, "gelu": F.gelu, "swiglu": F.silu, "geglu": F.gelu}
 ARRANGEMENTS = ("pre", "post", "both")
 
@@ -31,7 +43,7 @@ class FeedForward(nn.Module):
         self.dropout = nn.Dropout(dropout)
 
     def forward(self, x: Tensor) -> Tensor:
-        function = ACTIVATIONS[self.activation]
+        function, x = ACTIVATIONS[self.activation], for_products(x)
         hidden = function(self.up(x)) if self.gate is None else function(self.gate(x)) * self.up(x)
         return self.down(self.dropout(hidden))
 

@@ -6,12 +6,12 @@ them; a graph launches them at once.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 MOST_GRAPHS = 512
 """What comes in yet other shapes runs without a graph."""
@@ -47,15 +47,17 @@ class GraphedBackward:
     The gradients must be there before the first replay and stay the same tensors: zero them, do not drop them.
     """
 
-    def __init__(self, backward: Callable[[Any, Tensor], Tensor], device: torch.device) -> None:
-        self.backward, self.device = backward, device
+    def __init__(
+        self, backward: Callable[[Any, Tensor], Tensor], parameters: Iterable[nn.Parameter], device: torch.device
+    ) -> None:
+        self.backward, self.parameters, self.device = backward, list(parameters), device
         self._held: dict[tuple[int, ...], _Held] = {}
         self._pool: Any = None
 
     def __call__(self, part: Part, factor: float) -> Tensor:
         held = self._fill(part, factor)
         held.runs += 1
-        # The first time compiles kernels and makes gradients, which a capture must not.
+        # The first time compiles kernels, and models where they are compiled, and makes gradients: a capture must not.
         if held.runs == 1 or (held.graph is None and self._full()):
             return self.backward(held.part, held.factor)
         if held.graph is None:
@@ -81,5 +83,17 @@ class GraphedBackward:
         held.graph = torch.cuda.CUDAGraph()
         # The thread that prefetches pins memory meanwhile, which the default mode takes for an error of this thread.
         with torch.cuda.graph(held.graph, pool=self._pool, capture_error_mode="thread_local"):
-            held.loss = self.backward(held.part, held.factor)
+            held.loss = self._added_at_once(held)
         self._pool = held.graph.pool()  # one after the other they can use the same memory
+
+    def _added_at_once(self, held: _Held) -> Tensor:
+        """`backward`, with its gradients added in a few kernels instead of one for each parameter."""
+        kept = [parameter.grad for parameter in self.parameters]
+        for parameter in self.parameters:
+            parameter.grad = None
+        loss = self.backward(held.part, held.factor)
+        pairs = [(own, p.grad) for own, p in zip(kept, self.parameters, strict=True) if p.grad is not None]
+        torch._foreach_add_(*(list(side) for side in zip(*pairs, strict=True)))
+        for parameter, own in zip(self.parameters, kept, strict=True):
+            parameter.grad = own
+        return loss

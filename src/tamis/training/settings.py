@@ -46,6 +46,7 @@ class TrainingConfig(Config):
     precision: str = "fp32"
     """Or "bf16": autocast."""
     compile: bool = False
+    """Have torch.compile fuse what lies between products and attention.  Goes together with `cuda_graphs`."""
     cuda_graphs: bool = False
     """On one GPU: capture the passes of each shape of batch and replay them, for models that the host cannot keep up
     with.  Batches are padded to fewer shapes."""
@@ -89,8 +90,6 @@ class TrainingConfig(Config):
             raise ValueError(f"loss_alpha must lie in [1, 2], got {self.loss_alpha}")
         if self.eps < SMALLEST_EPS:
             raise ValueError(f"eps must be at least {SMALLEST_EPS:g}, got {self.eps}")
-        if self.compile and self.cuda_graphs:
-            raise ValueError("compile and cuda_graphs exclude each other: one of them is enough")
         if self.average > self.keep:
             raise ValueError(f"average = {self.average} needs as many checkpoints, but keep = {self.keep}")
 

@@ -201,7 +201,9 @@ class Trainer:
     def _graphs(self) -> GraphedBackward | None:
         if self.process.world > 1:
             raise TrainingError(f"training.cuda_graphs is for one process, and there are {self.process.world}")
-        return GraphedBackward(self._backward, self.process.device) if self.process.device.type == "cuda" else None
+        if self.process.device.type != "cuda":
+            return None
+        return GraphedBackward(self._backward, self.model.parameters(), self.process.device)
 
     def _autocast(self) -> torch.autocast:
         # A weight that is cast once and kept would not be cast anew when a graph is replayed.
