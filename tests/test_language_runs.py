@@ -20,6 +20,7 @@ from tamis.language_runs import (
     LanguageRecipe,
     evaluate_language,
     is_language,
+    plot_language,
     prepare_language,
     read_language_recipe,
     train_language,
@@ -147,6 +148,9 @@ def test_the_commands(place, run):
     found = json.loads((run / "dispersion.json").read_text())
     assert [(row["length"], row["keys"], row["samples"]) for row in found["lengths"]] == [(160, 160, 2), (320, 320, 2)]
     assert (place / "spread.svg").exists()
+    figures = called("plot", run, f"{run}/../{run.name}", "--output", place / "figures", "--format", "png")
+    assert figures.exit_code == 0, figures.output
+    assert (place / "figures" / "lengths.png").exists()
     several = called(
         "generate", run, "--device", "cpu", "--prompt", "The", "--set", "n_best=3", "--set", "max_length=4"
     )
@@ -253,6 +257,16 @@ def test_shipped_recipes_are_read_with_all_their_arms(name):
 def test_bad_recipes(override, message):
     with pytest.raises(ValueError, match=message):
         read_language_recipe(DEMO, [override])
+
+
+def test_figures_of_what_is_not_evaluated(run, tmp_path):
+    plain = tmp_path / "plain"
+    plain.mkdir()
+    (plain / "config.toml").write_text((run / "config.toml").read_text())
+    with pytest.raises(FileNotFoundError, match="tamis evaluate"):
+        plot_language([plain], tmp_path / "figures")
+    with pytest.raises(ValueError, match="pdf, svg, png"):
+        plot_language([run], tmp_path / "figures", "gif")
 
 
 def test_what_is_missing(tmp_path):

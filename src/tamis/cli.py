@@ -301,10 +301,18 @@ def plot(
     suffix: Annotated[str, typer.Option("--format", help="pdf, svg or png.")] = "pdf",
     dpi: Annotated[int, typer.Option(help="Dots per inch of a png.")] = 150,
 ) -> None:
-    """Draw the papers' figures of runs with matplotlib: alphas, densities, diversity, positions, one head."""
+    """Draw the papers' figures of runs with matplotlib: alphas, densities, diversity, positions, one head.
+
+    Of evaluated language models: perplexity and pass keys against length.
+    """
+    from tamis.language_runs import is_language, plot_language
     from tamis.runs import plot_runs
 
-    for path in plot_runs(_folders(runs), output, suffix, dpi):
+    folders = _folders(runs)
+    languages = [is_language(folder) for folder in (folders.values() if isinstance(folders, dict) else folders)]
+    if any(languages) and not all(languages):
+        raise ValueError("language models and others have no figure in common: plot them apart")
+    for path in (plot_language if any(languages) else plot_runs)(folders, output, suffix, dpi):
         print(path)
 
 

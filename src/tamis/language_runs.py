@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import json
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -39,11 +39,12 @@ from tamis.data.prepare import PreparedText, TextConfig, VocabularyConfig, prepa
 from tamis.decoding.generator import TextGenerator, check_method
 from tamis.decoding.settings import DecodingConfig
 from tamis.evaluation.dispersion import DispersionConfig, write_dispersion
-from tamis.evaluation.language import LanguageConfig, score_passkeys, score_perplexity, spans
+from tamis.evaluation.language import LanguageConfig, draw_language, score_passkeys, score_perplexity, spans
 from tamis.mechanisms.registry import read_spec
 from tamis.models.causal_lm import CausalLM, CausalLMConfig
 from tamis.models.pretrained import Config, PretrainedModel, strings
 from tamis.nn.modes import evaluating
+from tamis.report.plots import check_format
 from tamis.runs import EVALUATION, OBSERVED_TOKENS, density_record
 from tamis.training.distributed import Process
 from tamis.training.guards import memory_explained
@@ -226,6 +227,25 @@ def evaluate_language(
             result["passkeys"] += [score.to_dict() for score in row]
             write()
     return result
+
+
+def plot_language(
+    folders: Sequence[Path] | Mapping[str, Path], output: Path, suffix: str = "pdf", dpi: int = 150
+) -> list[Path]:
+    """Draw evaluated runs against length, those of one mechanism and kind of positions averaged unless they have names;
+    returns the files."""
+    check_format(suffix, dpi)
+    listed = list(folders.items()) if isinstance(folders, Mapping) else [("", folder) for folder in folders]
+    found: dict[str, list[Any]] = {}
+    for name, folder in listed:
+        if not (folder / EVALUATION).is_file():
+            raise FileNotFoundError(f"{folder} holds no {EVALUATION}: run `tamis evaluate {folder}` first")
+        result = json.loads((folder / EVALUATION).read_text(encoding="utf-8"))
+        found.setdefault(name or f"{result['mechanism']}, {result['position']}", []).append(result)
+    output.mkdir(parents=True, exist_ok=True)
+    path = output / f"lengths.{suffix}"
+    draw_language(found, path, dpi)
+    return [path]
 
 
 def language_dispersion(

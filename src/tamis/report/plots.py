@@ -32,11 +32,7 @@ Runs = Sequence[ReportRun]
 
 def plot(runs: Runs, folder: Path, suffix: str = "pdf", dpi: int = DPI) -> list[Path]:
     """Draw every figure that the runs have numbers for, each into a file of its own."""
-    if suffix not in SUFFIXES:
-        raise ValueError(f"a figure is written as one of {', '.join(SUFFIXES)}, got {suffix!r}")
-    if not DPI_RANGE[0] <= dpi <= DPI_RANGE[1]:
-        raise ValueError(f"dpi must lie between {DPI_RANGE[0]} and {DPI_RANGE[1]}, got {dpi}")
-    _need_matplotlib()
+    check_format(suffix, dpi)
     folder.mkdir(parents=True, exist_ok=True)
     written = []
     for name, draw in FIGURES.items():
@@ -46,6 +42,14 @@ def plot(runs: Runs, folder: Path, suffix: str = "pdf", dpi: int = DPI) -> list[
             figure.savefig(path, dpi=dpi)
             written.append(path)
     return written
+
+
+def check_format(suffix: str, dpi: int) -> None:
+    if suffix not in SUFFIXES:
+        raise ValueError(f"a figure is written as one of {', '.join(SUFFIXES)}, got {suffix!r}")
+    if not DPI_RANGE[0] <= dpi <= DPI_RANGE[1]:
+        raise ValueError(f"dpi must lie between {DPI_RANGE[0]} and {DPI_RANGE[1]}, got {dpi}")
+    _need_matplotlib()
 
 
 def alpha_histograms(runs: Runs) -> Figure | None:
