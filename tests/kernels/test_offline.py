@@ -21,9 +21,7 @@ def compiled(*arguments, cache):
     ("part", "first", "step"),
     [
         ("rows", 0, 8),
-        ("paged", 0, 8),
         ("decode", 0, 6),
-        ("short", 0, 40),
         ("long", 9, 40),  # the ninth crashed ptxas
         *(pytest.param(part, first, 4, marks=pytest.mark.slow) for part in ("short", "long") for first in range(4)),
         *(pytest.param(part, 0, 1, marks=pytest.mark.slow) for part in ("rows", "paged", "decode")),
