@@ -23,7 +23,19 @@ from tamis.kernels.ranges import (
     _tile,
 )
 from tamis.kernels.rules import _curvature, _curvature_unit, _exponent, _inverse, _weights
-from tamis.kernels.tiles import LENGTHS, _kept, _key_end, _load, _load_scales, _matrix, _place, _scores, _store
+from tamis.kernels.tiles import (
+    LENGTHS,
+    _held,
+    _kept,
+    _key_end,
+    _lane_sums,
+    _load,
+    _load_scales,
+    _matrix,
+    _place,
+    _scores,
+    _store,
+)
 
 
 @triton.jit
@@ -169,6 +181,9 @@ def backward_queries(
     do = _load(_matrix(DO, b, h, q_start, do_strides), q_first, num_q, do_strides, DV, BM, DVW)
     m, c, n = _load_rows(M, C, N, SCALES, scales_strides, b, h, row, q_start + q_first, present, NORMALISED, HAS_SCALES,
                          BM)  # fmt: skip
+    if SPLIT:
+        q = _held(q)
+        do = _held(do)
     delta = tl.zeros((BM,), tl.float32)
     if NORMALISED:
         o2 = _load(_matrix(O2, b, h, q_start, o2_strides), q_first, num_q, o2_strides, DV, BM, DVW)
@@ -176,10 +191,10 @@ def backward_queries(
         tl.store(DELTA + row, delta, mask=present)
     dq = tl.zeros((BM, DW), tl.float32)
     # O2 comes from rounded slopes, which is enough for d query but not for d alpha: it gets its mean from exact sums.
-    kappa_v = tl.zeros((BM,), tl.float32)
-    kappa_v_dp = tl.zeros((BM,), tl.float32)
-    sum_v = tl.zeros((BM,), tl.float32)
-    sum_v_dp = tl.zeros((BM,), tl.float32)
+    kappa_v = tl.zeros((BM, 8), tl.float32)
+    kappa_v_dp = tl.zeros((BM, 8), tl.float32)
+    sum_v = tl.zeros((BM, 8), tl.float32)
+    sum_v_dp = tl.zeros((BM, 8), tl.float32)
     q_token = q_start.to(tl.int32) + q_first
     inner, inner_end = _inner_range(sight, low, high, q_first, num_q, num_k, key_end, BM, BN)
     listed, count, start, end = _program_tiles(
@@ -188,8 +203,8 @@ def backward_queries(
     for part in tl.static_range(2 if SPLIT else 1):
         for j in range(0, _entries(count, start, end, part == 1)):
             first = _tile(LISTS, listed, low, _entry(j, start, end, part == 1), LISTED, BN)
-            k = _load(keys, first, key_end, k_strides, D, BN, DW)
-            value = _load(values, first, key_end, v_strides, DV, BN, DVW)
+            k = _load(keys, first, key_end, k_strides, D, BN, DW, part == 1)
+            value = _load(values, first, key_end, v_strides, DV, BN, DVW, part == 1)
             s = _scores(
                 q, k, scale, sight, b, h, q_first, first, q_start, num_q, k_start, num_k, key_end, PRECISION, BM, BN,
                 part == 0, RAW
@@ -202,16 +217,17 @@ def backward_queries(
             if dropout.on:
                 dp = tl.where(_kept(dropout, head, q_token, first, BM, BN), dp, 0.0)
             if WITH_E:
-                kappa_v += tl.sum(curved, 1)
-                kappa_v_dp += tl.sum(curved * dp, 1)
-                sum_v += tl.sum(v, 1)
-                sum_v_dp += tl.sum(v * dp, 1)
+                kappa_v += _lane_sums(curved)
+                kappa_v_dp += _lane_sums(curved * dp)
+                sum_v += _lane_sums(v)
+                sum_v_dp += _lane_sums(v * dp)
             ds = v * (dp - delta[:, None])
             dq = tl.dot(ds.to(k.dtype), k, dq, input_precision=PRECISION)
     dq *= scale * dropout.scale
     _store(_matrix(DQ, b, h, q_start, dq_strides), dq, q_first, num_q, dq_strides, D, BM, DW)
     if WITH_E:
-        de = tl.sum(sum_v_dp * _inverse(sum_v) * kappa_v - kappa_v_dp, 0)
+        mean_dp = tl.sum(sum_v_dp, 1) * _inverse(tl.sum(sum_v, 1))
+        de = tl.sum(mean_dp * tl.sum(kappa_v, 1) - tl.sum(kappa_v_dp, 1), 0)
         tl.store(DE + program, de * (_curvature_unit(e, FAST) * dropout.scale))
 
 

@@ -13,7 +13,19 @@ import triton.language as tl
 from tamis.kernels.ranges import _entries, _entry, _inner_range, _key_range, _program_tiles, _tile
 from tamis.kernels.rules import _activation, _approach, _entmax, _exponent, _inverse, _step
 from tamis.kernels.scan import _holds
-from tamis.kernels.tiles import LENGTHS, _ahead, _kept, _key_end, _load, _load_scales, _matrix, _place, _scores, _store
+from tamis.kernels.tiles import (
+    LENGTHS,
+    _ahead,
+    _kept,
+    _key_end,
+    _lane_sums,
+    _load,
+    _load_scales,
+    _matrix,
+    _place,
+    _scores,
+    _store,
+)
 
 
 @triton.jit
@@ -31,15 +43,15 @@ def _unscaled(
 
 @triton.jit
 def _add_output(
-    out, out2, total, slope, s, m, c, e, unit, bias, value, dropout, head, q_first, k_first,
+    out, out2, totals, slopes, s, m, c, e, unit, bias, value, dropout, head, q_first, k_first,
     RULE: tl.constexpr, NORMALISED: tl.constexpr, KEEP_O2: tl.constexpr, RAW: tl.constexpr, FAST: tl.constexpr,
     PRECISION: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr
 ):  # fmt: skip
     """Add a tile's weights times values to the output, and its weights and slopes to the row sums."""
     r, v = _unscaled(s, m, c, e, unit, bias, RULE, NORMALISED, RAW, FAST)
     if NORMALISED:
-        total += tl.sum(r, 1)
-        slope += tl.sum(v, 1)
+        totals += _lane_sums(r)
+        slopes += _lane_sums(v)
     if dropout.on:
         kept = _kept(dropout, head, q_first, k_first, BM, BN)
         r = tl.where(kept, r, 0.0)
@@ -47,7 +59,7 @@ def _add_output(
     out = tl.dot(r.to(value.dtype), value, out, input_precision=PRECISION)
     if KEEP_O2:
         out2 = tl.dot(v.to(value.dtype), value, out2, input_precision=PRECISION)
-    return out, out2, total, slope
+    return out, out2, totals, slopes
 
 
 @triton.jit
@@ -152,29 +164,29 @@ def forward(
         worst = float("inf")
         go = True
         while go:
-            total = tl.zeros((BM,), tl.float32)
-            slope = tl.zeros((BM,), tl.float32)
+            totals = tl.zeros((BM, 8), tl.float32)
+            slopes = tl.zeros((BM, 8), tl.float32)
             if TILES > 0:
                 for i in tl.static_range(TILES):
                     x, v, log_x = _entmax(tiles[i], m, c, None, e, unit, RULE, RAW, FAST)
-                    total += tl.sum(v * x, 1)
-                    slope += tl.sum(v, 1)
+                    totals += _lane_sums(v * x)
+                    slopes += _lane_sums(v)
             else:
                 for part in tl.static_range(2 if SPLIT else 1):
                     for j in range(0, _entries(count, start, end, part == 1)):
                         first = _tile(LISTS, listed, low, _entry(j, start, end, part == 1), LISTED, BN)
-                        k = _load(keys, first, key_end, k_strides, D, BN, DW)
+                        k = _load(keys, first, key_end, k_strides, D, BN, DW, part == 1)
                         tile = _scores(
                             q, k, scale, sight, b, h, q_first, first, q_start, num_q, k_start, num_k, key_end,
                             PRECISION, BM, BN, part == 0, RAW
                         )  # fmt: skip
                         x, v, log_x = _entmax(tile, m, c, None, e, unit, RULE, RAW, FAST)
-                        total += tl.sum(v * x, 1)
-                        slope += tl.sum(v, 1)
-            c, worst, go = _step(c, total, slope, alive, worst, near, e, RULE)
+                        totals += _lane_sums(v * x)
+                        slopes += _lane_sums(v)
+            c, worst, go = _step(c, tl.sum(totals, 1), tl.sum(slopes, 1), alive, worst, near, e, RULE)
     nothing = tl.zeros((BM,), tl.float32)
-    total = nothing
-    slope = nothing
+    totals = tl.zeros((BM, 8), tl.float32)
+    slopes = tl.zeros((BM, 8), tl.float32)
     counts = (tl.zeros((BM,), tl.int32), nothing, nothing, nothing)
     if TILES > 0:
         for i in tl.static_range(TILES):
@@ -182,8 +194,8 @@ def forward(
                 ahead = _ahead(sight, b, q_first, low + i * BN, q_start, num_q, k_start, num_k, BM, BN)
                 counts = _count(counts, tiles[i], m, c, e, unit, bias, ahead, RULE, NORMALISED, RAW, FAST)
             value = _load(values, low + i * BN, key_end, v_strides, DV, BN, DVW)
-            out, out2, total, slope = _add_output(
-                out, out2, total, slope, tiles[i], m, c, e, unit, bias, value, dropout, head, q_token, low + i * BN,
+            out, out2, totals, slopes = _add_output(
+                out, out2, totals, slopes, tiles[i], m, c, e, unit, bias, value, dropout, head, q_token, low + i * BN,
                 RULE, NORMALISED, KEEP_O2, RAW, FAST, PRECISION, BM, BN
             )  # fmt: skip
     else:
@@ -192,13 +204,13 @@ def forward(
         while yet:
             out = tl.zeros((BM, DVW), tl.float32)
             out2 = tl.zeros((BM, DVW), tl.float32)
-            total = nothing
-            slope = nothing
+            totals = tl.zeros((BM, 8), tl.float32)
+            slopes = tl.zeros((BM, 8), tl.float32)
             counts = (tl.zeros((BM,), tl.int32), nothing, nothing, nothing)
             for part in tl.static_range(2 if SPLIT else 1):
                 for j in range(0, _entries(count, start, end, part == 1)):
                     first = _tile(LISTS, listed, low, _entry(j, start, end, part == 1), LISTED, BN)
-                    k = _load(keys, first, key_end, k_strides, D, BN, DW)
+                    k = _load(keys, first, key_end, k_strides, D, BN, DW, part == 1)
                     tile = _scores(
                         q, k, scale, sight, b, h, q_first, first, q_start, num_q, k_start, num_k, key_end, PRECISION,
                         BM, BN, part == 0, RAW
@@ -210,14 +222,16 @@ def forward(
                         if COUNTED:
                             ahead = _ahead(sight, b, q_first, first, q_start, num_q, k_start, num_k, BM, BN)
                             counts = _count(counts, tile, m, c, e, unit, bias, ahead, RULE, NORMALISED, RAW, FAST)
-                        value = _load(values, first, key_end, v_strides, DV, BN, DVW)
-                        out, out2, total, slope = _add_output(
-                            out, out2, total, slope, tile, m, c, e, unit, bias, value, dropout, head, q_token, first,
+                        value = _load(values, first, key_end, v_strides, DV, BN, DVW, part == 1)
+                        out, out2, totals, slopes = _add_output(
+                            out, out2, totals, slopes, tile, m, c, e, unit, bias, value, dropout, head, q_token, first,
                             RULE, NORMALISED, KEEP_O2, RAW, FAST, PRECISION, BM, BN
                         )  # fmt: skip
             yet = False
             if NORMALISED:
-                following, worst, yet = _step(c, total, slope, alive, worst, TOLERANCE, e, RULE)
+                following, worst, yet = _step(
+                    c, tl.sum(totals, 1), tl.sum(slopes, 1), alive, worst, TOLERANCE, e, RULE
+                )  # fmt: skip
                 c = tl.where(yet, following, c)
     if NORMALISED:
         tl.store(M + row, m, mask=present)
@@ -231,12 +245,12 @@ def forward(
         tl.store(STATISTICS + 2 * all_rows + row, distance * inverse, mask=present)
     n = tl.full((BM,), 1.0, tl.float32)
     if NORMALISED:
-        n = _inverse(total)
+        n = _inverse(tl.sum(totals, 1))
         tl.store(N + row, n, mask=present)
     elif HAS_SCALES:
         n = _load_scales(SCALES, scales_strides, b, h, q_start + q_first, present, BM)
     out *= (n * dropout.scale)[:, None]
     _store(_matrix(OUT, b, h, q_start, o_strides), out, q_first, num_q, o_strides, DV, BM, DVW)
     if KEEP_O2:
-        out2 *= _inverse(slope)[:, None]
+        out2 *= _inverse(tl.sum(slopes, 1))[:, None]
         _store(_matrix(O2, b, h, q_start, o_strides), out2, q_first, num_q, o_strides, DV, BM, DVW)

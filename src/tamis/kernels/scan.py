@@ -15,7 +15,7 @@ import triton.language as tl
 
 from tamis.kernels.ranges import _inner_range, _key_range
 from tamis.kernels.rules import _advance, _approach, _entmax, _exponent, _looser
-from tamis.kernels.tiles import LENGTHS, _key_end, _load, _matrix, _scores
+from tamis.kernels.tiles import LENGTHS, _held, _key_end, _load, _matrix, _scores
 
 
 @triton.jit
@@ -86,7 +86,7 @@ def _scan_tile(
 ):  # fmt: skip
     """Store the largest score of each row of a tile, and let `top` know eight."""
     zero = tl.zeros((), tl.int64)
-    k = _load(keys, first, key_end, k_strides, D, BN, DW)
+    k = _load(keys, first, key_end, k_strides, D, BN, DW, not HIDDEN)
     s = _scores(
         q, k, scale, sight, b, h, q_first, first, zero, num_q, zero, num_k, key_end, PRECISION, BM, BN, HIDDEN, RAW
     )  # fmt: skip
@@ -135,6 +135,7 @@ def scan(
         key_end = _key_end(sight, b, num_k)
         low, high = _key_range(sight, q_first, num_q, num_k, key_end, BM, BN)
         q = _load(_matrix(Q, b, h, zero, q_strides), q_first, num_q, q_strides, D, BM, DW)
+        q = _held(q)
         keys = _matrix(K, b, h // GROUPS, zero, k_strides)
         e = _exponent(E, e_value, h, HAS_E, FAST)
         if NEAR:

@@ -81,10 +81,28 @@ def _inside(first, end, D: tl.constexpr, ROWS: tl.constexpr, WIDTH: tl.constexpr
 
 
 @triton.jit
-def _load(base, first, end, strides, D: tl.constexpr, ROWS: tl.constexpr, WIDTH: tl.constexpr):
-    """Rows first, first + 1, ... of a (length, D) matrix, zero beyond its end."""
+def _load(
+    base, first, end, strides, D: tl.constexpr, ROWS: tl.constexpr, WIDTH: tl.constexpr, WHOLE: tl.constexpr = False
+):  # fmt: skip
+    """Rows first, first + 1, ... of a (length, D) matrix, zero beyond its end.  WHOLE: all of them are there."""
     pointers = _pointers(base, first, strides[2], strides[3], ROWS, WIDTH)
+    if WHOLE and D == WIDTH:
+        return tl.load(pointers)
     return tl.load(pointers, mask=_inside(first, end, D, ROWS, WIDTH), other=0.0)
+
+
+@triton.jit
+def _held(x):
+    """The left operand of many products, in registers.
+
+    With both operands in shared memory, products of 64 x 64 tiles take all of its bandwidth.  Triton leaves there what
+    was loaded; what is the sum of a product it leaves in registers.  So one of zeros is added, which changes nothing.
+    """
+    rows: tl.constexpr = x.shape[0]
+    if x.dtype != tl.float32 and rows >= 64:
+        nothing = tl.dot(tl.zeros((rows, 16), x.dtype), tl.zeros((16, x.shape[1]), x.dtype), x.to(tl.float32))
+        x = nothing.to(x.dtype)
+    return x
 
 
 @triton.jit
@@ -223,6 +241,14 @@ def _seen(
             seen = seen & (ahead <= sight.right)
         s = tl.where(seen, s, float("-inf"))
     return s
+
+
+@triton.jit
+def _lane_sums(x):
+    """Sums over the columns of a tile but for the last steps, from 8 to 1, which are between threads and can wait."""
+    rows: tl.constexpr = x.shape[0]
+    cols: tl.constexpr = x.shape[1]
+    return tl.sum(tl.reshape(x, (rows, cols // 8, 8)), 1)
 
 
 # ---------------------------------------------------------------------------------------------------------------
