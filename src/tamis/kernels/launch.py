@@ -89,16 +89,20 @@ def pass_tiles(a: Arguments) -> Tiles:
 
 
 def scan_tiles(a: Arguments) -> Tiles:
-    """For the pass over all scores of long rows: three programs in each multiprocessor where registers allow it."""
+    """For the pass over all scores of long rows: columns are those of one tile or two, and `kept` says whether queries
+    stay in registers.  Three programs in each multiprocessor where registers allow it."""
     rows, cols = a.tile
-    registers = 168 if rows == 64 and a.head_dim <= 64 and not a.is_biased else None
     # Twice the rows of others, so that keys are read half as often; but of 32 rows of 256 in fp32 ptxas spills 15 kB.
-    return Tiles(rows if rows == 16 else 2 * rows, cols, 4, 1 if cols == 32 else 3, registers=registers)
+    tiles = Tiles(rows if rows == 16 else 2 * rows, cols, 4, 1 if cols == 32 else 3)
+    if rows == 64 and not a.is_biased:
+        # Rows that are no multiple of 16 are loaded number by number, which takes the registers.
+        tiles = tiles._replace(kept=int(a.query.shape[3] % 16 == 0), registers=168 if a.head_dim <= 64 else None)
+    return tiles
 
 
 def scan_programs(tiles: Tiles) -> int:
-    """Each with memory for its maxima: as many as the multiprocessors of an H200 hold."""
-    return 132 * (2 if tiles.registers is None else 3)
+    """Each with memory for its maxima: as many as the registers of the multiprocessors of an H200 are enough for."""
+    return 132 * (2**16 // (32 * tiles.warps * (tiles.registers or 256)))
 
 
 def _power_of_two(n: int) -> int:
@@ -143,10 +147,11 @@ def _scan(a: Arguments, rows: Tensor, bits: Tensor) -> None:
     norms = _key_norms(a) if a.is_near else None
 
     def plan() -> Plan:
-        constants = {"ROWS": a.tile[0], "SWEEPS": 2, "NEAR": norms is not None}
+        constants = {"BN": a.tile[1], "STEP": tiles.cols, "HELD": tiles.kept > 0, "ROWS": a.tile[0]}
+        constants |= {"SWEEPS": 2, "NEAR": norms is not None}
         return Plan(scan_kernels.scan, a, tiles, programs, (a.query, a.key), constants, (blocks, tasks))
 
-    num_tiles = triton.cdiv(a.key.shape[2], tiles.cols)
+    num_tiles = triton.cdiv(a.key.shape[2], tiles.cols) * (tiles.cols // a.tile[1])
     maxima = torch.empty(programs * num_tiles * tiles.rows, dtype=torch.float32, device=bits.device)
     _planned(("scan", _layout(a, rows)), plan).launch(a, (a.query, a.key, rows[0], rows[1], bits, maxima, norms, a.e))
 

@@ -79,27 +79,32 @@ def _near(
 
 
 @triton.jit
-def _scan_tile(
+def _scan_tiles(
     top, maxima, q, keys, k_strides, scale, sight, b, h, q_first, first, num_q, num_k, key_end,
-    D: tl.constexpr, DW: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, HIDDEN: tl.constexpr, RAW: tl.constexpr,
-    PRECISION: tl.constexpr
+    D: tl.constexpr, DW: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, STEP: tl.constexpr, HIDDEN: tl.constexpr,
+    RAW: tl.constexpr, PRECISION: tl.constexpr
 ):  # fmt: skip
-    """Store the largest score of each row of a tile, and let `top` know eight."""
+    """Store the largest score of each row in each of the tiles of a step, and let `top` know eight."""
     zero = tl.zeros((), tl.int64)
-    k = _load(keys, first, key_end, k_strides, D, BN, DW, not HIDDEN)
+    tiles: tl.constexpr = STEP // BN
+    parts: tl.constexpr = 8 // tiles
+    k = _load(keys, first, key_end, k_strides, D, STEP, DW, not HIDDEN)
     s = _scores(
-        q, k, scale, sight, b, h, q_first, first, zero, num_q, zero, num_k, key_end, PRECISION, BM, BN, HIDDEN, RAW
+        q, k, scale, sight, b, h, q_first, first, zero, num_q, zero, num_k, key_end, PRECISION, BM, STEP, HIDDEN, RAW
     )  # fmt: skip
-    some = tl.reduce(tl.reshape(s, (BM, BN // 8, 8)), 1, _larger)
-    tl.store(maxima + (first // BN) * BM + tl.arange(0, BM), tl.reduce(some, 1, _larger))
-    return _larger(top, some)
+    # A thread has two neighbours of every eight columns, so that up to here all it takes is its own.
+    some = tl.reduce(tl.reshape(s, (BM, tiles, BN // 8, parts, tiles)), 4, _larger)
+    some = tl.reduce(some, 2, _larger)
+    places = (first // BN + tl.arange(0, tiles)[None, :]) * BM + tl.arange(0, BM)[:, None]
+    tl.store(maxima + places, tl.reduce(some, 2, _larger))
+    return _larger(top, tl.reshape(some, (BM, 8)))
 
 
 @triton.jit(do_not_specialize=(*LENGTHS, "num_blocks", "tasks"))
 def scan(
     Q, K, M, C, BITS, MAXIMA, NORMS, E, sight, dropout, packed, q_strides, k_strides, scales_strides,
     e_value, scale, bias, H, GROUPS, num_q, num_k, num_blocks, tasks,
-    D: tl.constexpr, DW: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
+    D: tl.constexpr, DW: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, STEP: tl.constexpr, HELD: tl.constexpr,
     ROWS: tl.constexpr, RULE: tl.constexpr, HAS_E: tl.constexpr, SWEEPS: tl.constexpr, NEAR: tl.constexpr,
     RAW: tl.constexpr, FAST: tl.constexpr, PRECISION: tl.constexpr
 ):  # fmt: skip
@@ -108,7 +113,8 @@ def scan(
 
     The solution over a subset of a row's scores is such a bound.  The subsets are the largest scores of each tile, kept
     in memory of the program, and before that eight maxima over the whole row.  NEAR: a linear bias keeps far tiles from
-    being looked at.  RAW: maxima are taken of scores that are yet to be scaled.
+    being looked at.  RAW: maxima are taken of scores that are yet to be scaled.  STEP: keys at a time, of one tile or
+    two.  HELD: queries stay in registers.
     """
     program = tl.program_id(0)
     zero = tl.zeros((), tl.int64)
@@ -117,7 +123,7 @@ def scan(
     row_blocks = tl.cdiv(num_q, ROWS)
     heads = tasks // num_blocks
     lanes = tl.arange(0, 32)
-    maxima = MAXIMA + tl.cast(program, tl.int64) * num_tiles * BM
+    maxima = MAXIMA + tl.cast(program, tl.int64) * tl.cdiv(num_k, STEP) * (STEP // BN * BM)
     unit = scale if RAW else 1.0
     # Tasks are dealt out back and forth, of a causal mask the longest rows first, so that all programs get as much.
     programs = tl.num_programs(0)
@@ -133,30 +139,31 @@ def scan(
         rows = tl.arange(0, BM)
         present = q_first + rows < num_q
         key_end = _key_end(sight, b, num_k)
-        low, high = _key_range(sight, q_first, num_q, num_k, key_end, BM, BN)
+        low, high = _key_range(sight, q_first, num_q, num_k, key_end, BM, STEP)
         q = _load(_matrix(Q, b, h, zero, q_strides), q_first, num_q, q_strides, D, BM, DW)
-        q = _held(q)
         keys = _matrix(K, b, h // GROUPS, zero, k_strides)
         e = _exponent(E, e_value, h, HAS_E, FAST)
         if NEAR:
             largest = tl.load(NORMS + b * (H // GROUPS) + h // GROUPS)
             low, high = _near(
                 low, high, q, keys, k_strides, largest, scale, e, sight, b, h, q_first, num_q, num_k, key_end,
-                D, DW, BM, BN, PRECISION
+                D, DW, BM, STEP, PRECISION
             )  # fmt: skip
+        if HELD:
+            q = _held(q)
         top = tl.full((BM, 8), float("-inf"), tl.float32)
-        inner, inner_end = _inner_range(sight, low, high, q_first, num_q, num_k, key_end, BM, BN)
-        before = (inner - low) // BN
-        for i in range(0, before + tl.cdiv(tl.maximum(high, inner_end) - inner_end, BN)):
-            first = tl.where(i < before, low + i * BN, inner_end + (i - before) * BN)
-            top = _scan_tile(
+        inner, inner_end = _inner_range(sight, low, high, q_first, num_q, num_k, key_end, BM, STEP)
+        before = (inner - low) // STEP
+        for i in range(0, before + tl.cdiv(tl.maximum(high, inner_end) - inner_end, STEP)):
+            first = tl.where(i < before, low + i * STEP, inner_end + (i - before) * STEP)
+            top = _scan_tiles(
                 top, maxima, q, keys, k_strides, scale, sight, b, h, q_first, first, num_q, num_k, key_end,
-                D, DW, BM, BN, True, RAW, PRECISION
+                D, DW, BM, BN, STEP, True, RAW, PRECISION
             )  # fmt: skip
-        for first in range(inner, inner_end, BN):
-            top = _scan_tile(
+        for first in range(inner, inner_end, STEP):
+            top = _scan_tiles(
                 top, maxima, q, keys, k_strides, scale, sight, b, h, q_first, first, num_q, num_k, key_end,
-                D, DW, BM, BN, False, RAW, PRECISION
+                D, DW, BM, BN, STEP, False, RAW, PRECISION
             )  # fmt: skip
         m = tl.max(top, 1) * unit
         alive = m > float("-inf")
@@ -184,11 +191,14 @@ def scan(
         out = BITS + (tl.cast(head, tl.int64) * row_blocks + blocks) * words
         for word in range(0, words):
             tile = word * 32
-            inside = (tile + lanes >= low_tile) & (tile + lanes < end_tile)
-            s = tl.load(places + tile * BM, mask=inside[None, :], other=float("-inf"))
-            x, v, log_x = _entmax(s, m, loose, None, e, unit, RULE, RAW, FAST)
-            holds = tl.max(tl.reshape(tl.where(x <= 0.0, 0, 1), (BM // ROWS, ROWS, 32)), 1)
-            tl.store(out + word, tl.sum(holds << lanes[None, :], 1), mask=blocks < row_blocks)
+            bits = tl.zeros((BM // ROWS,), tl.int32)
+            if (tile + 32 > low_tile) & (tile < end_tile):
+                inside = (tile + lanes >= low_tile) & (tile + lanes < end_tile)
+                s = tl.load(places + tile * BM, mask=inside[None, :], other=float("-inf"))
+                x, v, log_x = _entmax(s, m, loose, None, e, unit, RULE, RAW, FAST)
+                holds = tl.max(tl.reshape(tl.where(x <= 0.0, 0, 1), (BM // ROWS, ROWS, 32)), 1)
+                bits = tl.sum(holds << lanes[None, :], 1)
+            tl.store(out + word, bits, mask=blocks < row_blocks)
         row = tl.cast(head, tl.int64) * num_q + q_first + rows
         tl.store(M + row, tl.where(alive, m, float("-inf")), mask=present)
         tl.store(C + row, c, mask=present)
