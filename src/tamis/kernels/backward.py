@@ -4,6 +4,11 @@
     backward_queries   one block of queries, keys in a loop: d query, d alpha
     backward_keys      one block of keys, queries in a loop: d key, d value
 
+The tiles of the last can be TRANSPOSED, keys by queries: their weights and slopes are then operands of its products as
+they are, in registers, where those of queries by keys are transposed in shared memory first.  A thread then holds
+scores of many rows, and nothing should be worked out for each: `backward_queries` leaves four numbers of every row side
+by side, its `_lines` and delta, the mean of d weights under the slopes, or its scale.
+
 Nothing is added up by atomics: two runs agree to the bit.
 """
 
@@ -22,9 +27,10 @@ from tamis.kernels.ranges import (
     _query_range,
     _tile,
 )
-from tamis.kernels.rules import _curvature, _curvature_unit, _exponent, _inverse, _weights
+from tamis.kernels.rules import _curvature, _curvature_unit, _entmax_on, _exponent, _inverse, _lines, _weights
 from tamis.kernels.tiles import (
     LENGTHS,
+    _by_query,
     _held,
     _kept,
     _key_end,
@@ -33,6 +39,7 @@ from tamis.kernels.tiles import (
     _load_scales,
     _matrix,
     _place,
+    _products,
     _scores,
     _store,
 )
@@ -149,15 +156,23 @@ def backward_whole(
     _store(_matrix(DV_, b, key_head, zero, dv_strides), dv, first, num_k, dv_strides, DV, BN, DVW)
 
 
+@triton.jit
+def _store_lines(LINES, slope, origin, height, delta, row, present, BM: tl.constexpr):
+    lines = tl.reshape(tl.join(tl.join(slope, delta), tl.join(origin, height)), (BM, 4))
+    tl.store(LINES + row[:, None] * 4 + tl.arange(0, 4)[None, :], lines, mask=present[:, None])
+
+
 @triton.jit(do_not_specialize=(*LENGTHS, "num_blocks"))
 def backward_queries(
-    Q, K, V, DO, DQ, DE, O2, DELTA, M, C, N, LISTS, COUNTS, SCALES, E, sight, dropout, packed,
+    Q, K, V, DO, DQ, DE, O2, LINES, M, C, N, LISTS, COUNTS, SCALES, E, sight, dropout, packed,
     q_strides, k_strides, v_strides, do_strides, dq_strides, o2_strides, scales_strides, e_value, scale, bias,
     H, GROUPS, num_q, num_k, num_blocks,
     D: tl.constexpr, DW: tl.constexpr, DV: tl.constexpr, DVW: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
-    RULE: tl.constexpr, NORMALISED: tl.constexpr, HAS_E: tl.constexpr, HAS_SCALES: tl.constexpr, WITH_E: tl.constexpr,
-    SPLIT: tl.constexpr, LISTED: tl.constexpr, RAW: tl.constexpr, FAST: tl.constexpr, PRECISION: tl.constexpr
+    KEPT: tl.constexpr, RULE: tl.constexpr, NORMALISED: tl.constexpr, HAS_E: tl.constexpr,
+    HAS_SCALES: tl.constexpr, WITH_E: tl.constexpr, SPLIT: tl.constexpr, LISTED: tl.constexpr, RAW: tl.constexpr,
+    FAST: tl.constexpr, PRECISION: tl.constexpr
 ):  # fmt: skip
+    """KEPT: 1 if queries stay in registers, 2 if the gradients of their outputs do too."""
     unit = scale if RAW else 1.0
     program = tl.program_id(0)
     h = (program // num_blocks) % H
@@ -181,14 +196,18 @@ def backward_queries(
     do = _load(_matrix(DO, b, h, q_start, do_strides), q_first, num_q, do_strides, DV, BM, DVW)
     m, c, n = _load_rows(M, C, N, SCALES, scales_strides, b, h, row, q_start + q_first, present, NORMALISED, HAS_SCALES,
                          BM)  # fmt: skip
-    if SPLIT:
+    if KEPT >= 1:
         q = _held(q)
+    if KEPT >= 2:
         do = _held(do)
     delta = tl.zeros((BM,), tl.float32)
     if NORMALISED:
         o2 = _load(_matrix(O2, b, h, q_start, o2_strides), q_first, num_q, o2_strides, DV, BM, DVW)
         delta = tl.sum(o2 * do.to(tl.float32), 1)
-        tl.store(DELTA + row, delta, mask=present)
+        slope, origin, height = _lines(m, c, n, e, unit, RULE, RAW, FAST)
+        _store_lines(LINES, slope, origin, height, delta, row, present, BM)
+    elif HAS_SCALES:
+        _store_lines(LINES, n, n, n, n, row, present, BM)
     dq = tl.zeros((BM, DW), tl.float32)
     # O2 comes from rounded slopes, which is enough for d query but not for d alpha: it gets its mean from exact sums.
     kappa_v = tl.zeros((BM, 8), tl.float32)
@@ -231,15 +250,39 @@ def backward_queries(
         tl.store(DE + program, de * (_curvature_unit(e, FAST) * dropout.scale))
 
 
+@triton.jit
+def _load_lines(LINES, start, first, end, BM: tl.constexpr, FULL: tl.constexpr, TRANSPOSED: tl.constexpr):
+    """What `_store_lines` stored, shaped for a tile.  In one load: of fewer numbers than there are threads each would
+    load all that it needs by itself."""
+    lines = _load(LINES + start * 4, first, end, (0, 0, 4, 1), 4, BM, 4, FULL)
+    left, right = tl.split(tl.reshape(lines, (BM, 2, 2)))
+    slope, delta = tl.split(left)
+    origin, height = tl.split(right)
+    return (
+        _by_query(slope, TRANSPOSED),
+        _by_query(origin, TRANSPOSED),
+        _by_query(height, TRANSPOSED),
+        _by_query(delta, TRANSPOSED),
+    )
+
+
+@triton.jit
+def _by_keys(x, TRANSPOSED: tl.constexpr):
+    """A tile as keys by queries."""
+    return x if TRANSPOSED else tl.trans(x)
+
+
 @triton.jit(do_not_specialize=(*LENGTHS, "num_blocks"))
 def backward_keys(
-    Q, K, V, DO, DK, DV_, DELTA, M, C, N, LISTS, COUNTS, SCALES, E, sight, dropout, packed,
+    Q, K, V, DO, DK, DV_, LINES, LISTS, COUNTS, E, sight, dropout, packed,
     q_strides, k_strides, v_strides, do_strides, dk_strides, dv_strides, scales_strides, e_value, scale, bias,
     H, GROUPS, num_q, num_k, num_blocks,
     D: tl.constexpr, DW: tl.constexpr, DV: tl.constexpr, DVW: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
+    ROWS: tl.constexpr, TRANSPOSED: tl.constexpr, KEPT: tl.constexpr, VALUES_FIRST: tl.constexpr,
     RULE: tl.constexpr, NORMALISED: tl.constexpr, HAS_E: tl.constexpr, HAS_SCALES: tl.constexpr,
     SPLIT: tl.constexpr, LISTED: tl.constexpr, RAW: tl.constexpr, FAST: tl.constexpr, PRECISION: tl.constexpr
 ):  # fmt: skip
+    """ROWS: queries of a tile, which are taken BM at a time.  KEPT: 1 if keys stay in registers, 2 if values do too."""
     unit = scale if RAW else 1.0
     program = tl.program_id(0)
     key_heads = H // GROUPS
@@ -251,42 +294,58 @@ def backward_keys(
     if k_first >= num_k:
         return
     key_end = _key_end(sight, b, num_k)
-    low, high = _query_range(sight, k_first, num_q, num_k, BM, BN)
-    inner, inner_end = _inner_queries(sight, k_first, num_q, num_k, key_end, BM, BN)
+    low, high = _query_range(sight, k_first, num_q, num_k, ROWS, BN)
+    inner, inner_end = _inner_queries(sight, k_first, num_q, num_k, key_end, ROWS, BN)
     k = _load(_matrix(K, b, key_head, k_start, k_strides), k_first, key_end, k_strides, D, BN, DW)
     value = _load(_matrix(V, b, key_head, k_start, v_strides), k_first, key_end, v_strides, DV, BN, DVW)
+    if KEPT >= 1:
+        k = _held(k)
+    if KEPT >= 2:
+        value = _held(value)
     dk = tl.zeros((BN, DW), tl.float32)
     dv = tl.zeros((BN, DVW), tl.float32)
     for h in range(key_head * GROUPS, key_head * GROUPS + GROUPS):
         head = b * H + h
+        row = tl.cast(head, tl.int64) * rows_per_head + q_start
         e = _exponent(E, e_value, h, HAS_E, FAST)
         line = tl.cast(head, tl.int64) * num_blocks + block
         listed, count, start, end = _program_tiles(
-            LISTS, COUNTS, line, num_q, low, high, inner, inner_end, SPLIT, LISTED, BM
+            LISTS, COUNTS, line, num_q, low, high, inner, inner_end, SPLIT, LISTED, ROWS
         )  # fmt: skip
         for part in tl.static_range(2 if SPLIT else 1):
-            for j in range(0, _entries(count, start, end, part == 1)):
-                q_first = _tile(LISTS, listed, low, _entry(j, start, end, part == 1), LISTED, BM)
-                row = tl.cast(head, tl.int64) * rows_per_head + q_start + q_first + tl.arange(0, BM)
-                present = q_first + tl.arange(0, BM) < num_q
-                q = _load(_matrix(Q, b, h, q_start, q_strides), q_first, num_q, q_strides, D, BM, DW)
-                do = _load(_matrix(DO, b, h, q_start, do_strides), q_first, num_q, do_strides, DV, BM, DVW)
-                m, c, n = _load_rows(M, C, N, SCALES, scales_strides, b, h, row, q_start + q_first, present, NORMALISED,
-                                     HAS_SCALES, BM)  # fmt: skip
+            for j in range(0, _entries(count, start, end, part == 1) * (ROWS // BM)):
+                q_first = _tile(LISTS, listed, low, _entry(j // (ROWS // BM), start, end, part == 1), LISTED, ROWS)
+                q_first += j % (ROWS // BM) * BM
+                q = _load(_matrix(Q, b, h, q_start, q_strides), q_first, num_q, q_strides, D, BM, DW, part == 1)
+                do = _load(_matrix(DO, b, h, q_start, do_strides), q_first, num_q, do_strides, DV, BM, DVW, part == 1)
                 s = _scores(
                     q, k, scale, sight, b, h, q_first, k_first, q_start, num_q, k_start, num_k, key_end, PRECISION,
-                    BM, BN, part == 0, RAW
+                    BM, BN, part == 0, RAW, TRANSPOSED
                 )  # fmt: skip
-                p, v, x, log_x = _weights(s, m, c, n, e, unit, bias, RULE, NORMALISED, RAW, FAST)
-                dp = tl.dot(do, tl.trans(value), input_precision=PRECISION)
+                if NORMALISED or HAS_SCALES:
+                    slope, origin, height, delta = _load_lines(LINES, row, q_first, num_q, BM, part == 1, TRANSPOSED)
+                if NORMALISED:
+                    if part == 0:  # so that no row beyond the last has weights
+                        present = _by_query(q_first + tl.arange(0, BM) < num_q, TRANSPOSED)
+                        slope = tl.where(present, slope, 1.0)
+                        origin = tl.where(present, origin, -1e30 if RAW else 1e30)
+                    x, v, _ = _entmax_on(s, slope, origin, height, e, RULE, RAW, FAST)
+                    p = v * x
+                else:
+                    n = slope if HAS_SCALES else tl.full((1, 1), 1.0, tl.float32)
+                    p, v, _, _ = _weights(s, n, n, n, e, unit, bias, RULE, False, RAW, FAST)
+                dp = _products(do, value, PRECISION, TRANSPOSED)
                 if dropout.on:
-                    kept = _kept(dropout, head, q_start.to(tl.int32) + q_first, k_first, BM, BN)
+                    kept = _kept(dropout, head, q_start.to(tl.int32) + q_first, k_first, BM, BN, TRANSPOSED)
                     p = tl.where(kept, p, 0.0)
                     dp = tl.where(kept, dp, 0.0)
                 if NORMALISED:
-                    dp -= tl.load(DELTA + row, mask=present, other=0.0)[:, None]
-                dk = tl.dot(tl.trans((v * dp).to(q.dtype)), q, dk, input_precision=PRECISION)
-                dv = tl.dot(tl.trans(p.to(do.dtype)), do, dv, input_precision=PRECISION)
+                    dp -= delta
+                if VALUES_FIRST:
+                    dv = tl.dot(_by_keys(p.to(do.dtype), TRANSPOSED), do, dv, input_precision=PRECISION)
+                dk = tl.dot(_by_keys((v * dp).to(q.dtype), TRANSPOSED), q, dk, input_precision=PRECISION)
+                if not VALUES_FIRST:
+                    dv = tl.dot(_by_keys(p.to(do.dtype), TRANSPOSED), do, dv, input_precision=PRECISION)
     dk *= scale * dropout.scale
     dv *= dropout.scale
     _store(_matrix(DK, b, key_head, k_start, dk_strides), dk, k_first, num_k, dk_strides, D, BN, DW)

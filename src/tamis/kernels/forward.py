@@ -16,6 +16,7 @@ from tamis.kernels.scan import _holds
 from tamis.kernels.tiles import (
     LENGTHS,
     _ahead,
+    _held,
     _kept,
     _key_end,
     _lane_sums,
@@ -163,6 +164,9 @@ def forward(
         near = CLOSE if TILES > 0 else CLOSE * tl.where(e < 0.65, 2.0, 1.0)
         worst = float("inf")
         go = True
+        held = q
+        if SPLIT:  # the output takes the registers
+            held = _held(q)
         while go:
             totals = tl.zeros((BM, 8), tl.float32)
             slopes = tl.zeros((BM, 8), tl.float32)
@@ -177,7 +181,7 @@ def forward(
                         first = _tile(LISTS, listed, low, _entry(j, start, end, part == 1), LISTED, BN)
                         k = _load(keys, first, key_end, k_strides, D, BN, DW, part == 1)
                         tile = _scores(
-                            q, k, scale, sight, b, h, q_first, first, q_start, num_q, k_start, num_k, key_end,
+                            held, k, scale, sight, b, h, q_first, first, q_start, num_q, k_start, num_k, key_end,
                             PRECISION, BM, BN, part == 0, RAW
                         )  # fmt: skip
                         x, v, log_x = _entmax(tile, m, c, None, e, unit, RULE, RAW, FAST)

@@ -73,6 +73,29 @@ def split_tiles(a: Arguments) -> Tiles:
     return Tiles(*a.tile, 4, stages)
 
 
+VALUES_FIRST = False
+"""Whether d value is added to before d key, which has to wait for more.  To be measured."""
+
+
+def query_tiles(a: Arguments) -> Tiles:
+    """For d query."""
+    return split_tiles(a)._replace(kept=2 if a.is_long else 0)
+
+
+def key_tiles(a: Arguments) -> Tiles:
+    """For d key and d value; rows are those of a step, of which a tile can have several.  Kept are keys, or keys and
+    values, in registers, which takes the product of a Hopper tensor core: 64 keys of 16 bits.  To be measured."""
+    tiles = split_tiles(a)
+    fit = a.is_long and tiles.cols == 64 and a.head_dim <= 64
+    return tiles._replace(kept=2 if fit and is_transposed(a) else 0)
+
+
+def is_transposed(a: Arguments) -> bool:
+    """Whether tiles for d key and d value are keys by queries.  With dropout each thread would draw numbers for many
+    more rows, and of 32 keys of 256 in fp32 ptxas spills 9 kB."""
+    return a.dropout_p == 0.0 and not (a.query.dtype == torch.float32 and a.head_dim > 128)
+
+
 def listed_tiles(a: Arguments) -> Tiles:
     """For long rows of entmax, whose tiles are listed: where registers allow it four programs in each multiprocessor,
     so that while one waits for an entry of its list others work."""
@@ -244,27 +267,32 @@ def _backward_split(
     def plan_queries() -> Plan:
         strided = (a.query, a.key, a.value, grad, dq, out2)
         programs = query_blocks * _heads(a)
-        constants = {"WITH_E": with_e, "LISTED": a.is_listed}
-        return Plan(backward_kernels.backward_queries, a, tiles, programs, strided, constants, (query_blocks,))
+        own = query_tiles(a)
+        constants = {"WITH_E": with_e, "LISTED": a.is_listed, "KEPT": own.kept}
+        return Plan(backward_kernels.backward_queries, a, own, programs, strided, constants, (query_blocks,))
 
     def plan_keys() -> Plan:
         strided = (a.query, a.key, a.value, grad, dk, dv)
         programs = key_blocks * _key_heads(a)
-        return Plan(backward_kernels.backward_keys, a, tiles, programs, strided, {"LISTED": a.is_listed}, (key_blocks,))
+        own = key_tiles(a)
+        constants: dict[str, Any] = {"LISTED": a.is_listed, "ROWS": a.tile[0], "TRANSPOSED": is_transposed(a)}
+        constants |= {"KEPT": own.kept, "VALUES_FIRST": VALUES_FIRST}
+        return Plan(backward_kernels.backward_keys, a, own, programs, strided, constants, (key_blocks,))
 
     de = torch.empty(query_blocks * _heads(a), dtype=torch.float32, device=grad.device)
-    delta = torch.empty(rows.shape[1:], dtype=torch.float32, device=grad.device)
+    by_row = a.is_entmax or a.row_scale is not None
+    lines = torch.empty((*a.query.shape[:3], 4) if by_row else 0, dtype=torch.float32, device=grad.device)
     layout = _layout(a, grad, out2, rows)
     _planned(("queries", with_e, layout), plan_queries).launch(
         a,
         (
-            *(a.query, a.key, a.value, grad, dq, de, out2, delta),
+            *(a.query, a.key, a.value, grad, dq, de, out2, lines),
             *(*rows, *_listed(a, bits, by_key=False), a.row_scale, a.e),
         ),
     )
     _planned(("keys", layout), plan_keys).launch(
         a,
-        (a.query, a.key, a.value, grad, dk, dv, delta, *rows, *_listed(a, bits, by_key=True), a.row_scale, a.e),
+        (a.query, a.key, a.value, grad, dk, dv, lines, *_listed(a, bits, by_key=True), a.e),
     )
     return de
 

@@ -68,51 +68,96 @@ def _inverse(x):
 
 
 @triton.jit
-def _line(s, m, slope, offset, times, unit, RAW: tl.constexpr):
-    """((s - m) slope + offset) times.  RAW: in one operation, and as accurate where scores are products, so rounded."""
-    if RAW:
-        return s * (slope * times * unit)[:, None] + ((offset - m * slope) * times)[:, None]
-    return (s - m[:, None]) * (slope * times)[:, None] + (offset * times)[:, None]
+def _wide(x):
+    """What rows have, one each, to be broadcast over their tile: a column, unless it has been given another shape, as
+    for a tile that is transposed."""
+    return x[:, None] if len(x.shape) == 1 else x
 
 
 @triton.jit
-def _entmax(s, m, c, n, e, unit, RULE: tl.constexpr, RAW: tl.constexpr, FAST: tl.constexpr):
-    """x, v and log2 x of scores, given the rows' m and solution c; weights are v x.
+def _line(s, slope, origin, height, RAW: tl.constexpr):
+    """(s - origin) slope + height.  RAW: s slope + origin, with the height in it: one operation, and as accurate where
+    scores are products, so rounded."""
+    if RAW:
+        return s * _wide(slope) + _wide(origin)
+    return (s - _wide(origin)) * _wide(slope) + _wide(height)
 
-    Without n they are not normalised.  With it x is that times n^e, so that weights are, and v is their slope.
+
+@triton.jit
+def _near_one(e, FAST: tl.constexpr):
+    """Whether the rounding of 1 + w is amplified enough to matter."""
+    return e < (0.004 if FAST else 0.125)
+
+
+@triton.jit
+def _lines(m, c, n, e, unit, RULE: tl.constexpr, RAW: tl.constexpr, FAST: tl.constexpr):
+    """What `_entmax_on` needs to know of each row, in three numbers: slope, origin and height of the `_line` that x is
+    the positive part of.  Near alpha = 1 the line is w times n^e, and instead of the height, n^e, there is its log2.
+
+    Without n weights are not normalised.  With it x is that times n^e, so that weights are, and v is their slope.
     """
-    one = tl.zeros_like(c) + 1.0
-    times = one
-    log_n = one * 0.0
+    slope = tl.zeros_like(c) + 1.0
+    offset = c
+    times = slope
+    log_times = slope * 0.0
     if n is not None:
-        log_n = tl.log2(tl.where(n > 0.0, n, 1.0))  # where a row sees nothing, x is 0 whatever it is multiplied by
-        if RULE == "squares":
-            times = tl.sqrt(tl.where(n > 0.0, n, 1.0))
-        elif RULE == "identity":
-            times = tl.where(n > 0.0, n, 1.0)
-        else:
-            times = tl.exp2(e * log_n)
-    if RULE == "squares":
-        x = _rectify(_line(s, m, one * 0.5, c, times, unit, RAW))
-        v = x
-        log_x = x
-    elif RULE == "identity":
-        x = _rectify(_line(s, m, one, c, times, unit, RAW))
-        v = tl.where(x > 0.0, 1.0, 0.0)
-        log_x = x
-    else:
+        n = tl.where(n > 0.0, n, 1.0)  # where a row sees nothing, x is 0 whatever it is multiplied by
+    if RULE == "power":
+        offset = slope
         slope = e * tl.exp(e * c)
-        x = _rectify(_line(s, m, slope, one, times, unit, RAW))
-        if e < (0.004 if FAST else 0.125):  # elsewhere the rounding of 1 + w is not amplified enough to matter
-            w = _line(s, m, slope, one * 0.0, one, unit, RAW)
-            log_x = _log1p(tl.maximum(w, -0.99999994), FAST) * 1.4426950408889634 + (e * log_n)[:, None]
+        if n is not None:
+            log_times = e * tl.log2(n)
+            times = tl.exp2(log_times)
+    elif RULE == "squares":
+        slope *= 0.5
+        if n is not None:
+            times = tl.sqrt(n)
+    elif n is not None:
+        times = n
+    origin = m
+    height = offset * times
+    if RULE == "power":
+        near_one = _near_one(e, FAST)
+        offset = tl.where(near_one, 0.0, offset)
+        height = tl.where(near_one, log_times, height)
+    if RAW:
+        origin = (offset - m * slope) * times
+        slope *= unit
+    return slope * times, origin, height
+
+
+@triton.jit
+def _entmax_on(s, slope, origin, height, e, RULE: tl.constexpr, RAW: tl.constexpr, FAST: tl.constexpr):
+    """x, v and log2 x of scores, given the rows' `_lines`; weights are v x."""
+    if RULE == "power":
+        near_one = _near_one(e, FAST)
+        line = _line(s, slope, origin, tl.where(near_one, 0.0, height), RAW)
+        if near_one:
+            times = tl.exp2(height)
+            x = _rectify(line + _wide(times))
+            w = tl.maximum(line * _wide(1.0 / times), -0.99999994)
+            log_x = _log1p(w, FAST) * 1.4426950408889634 + _wide(height)
         else:
+            x = _rectify(line)
             log_x = _log2(x, FAST)
         # At FAST the logarithm of 0 is -inf, and its power 0 by itself.
         v = tl.exp2(log_x * tl.maximum(1.0 / e - 1.0, 1e-6 if FAST else 0.0))
         if not FAST:
             v = tl.where(x > 0.0, v, 0.0)
+    else:
+        x = _rectify(_line(s, slope, origin, height, RAW))
+        v = x
+        if RULE == "identity":
+            v = tl.where(x > 0.0, 1.0, 0.0)
+        log_x = x
     return x, v, log_x
+
+
+@triton.jit
+def _entmax(s, m, c, n, e, unit, RULE: tl.constexpr, RAW: tl.constexpr, FAST: tl.constexpr):
+    """x, v and log2 x of scores, given the rows' m and solution c, and n if weights are to be normalised."""
+    slope, origin, height = _lines(m, c, n, e, unit, RULE, RAW, FAST)
+    return _entmax_on(s, slope, origin, height, e, RULE, RAW, FAST)
 
 
 @triton.jit
@@ -202,8 +247,8 @@ def _weights(
     else:
         x, v = _activation(s * unit + bias, RULE)
         log_x = x
-        p = x * n[:, None]
-        v *= n[:, None]
+        p = x * _wide(n)
+        v *= _wide(n)
     return p, v, x, log_x
 
 

@@ -1,8 +1,8 @@
 """Tiles: reading and writing blocks of rows, and the scores of a block of queries and one of keys.
 
 `Sight`, `Dropout` and `Packed` are arguments that go together: what decides who sees whom, which weights are dropped,
-and where packed sequences begin.  A tile of scores, BM queries by BN keys, is made by `_scores`, which knows all that
-masks and biases them; `_kept` says which of its weights dropout leaves.
+and where packed sequences begin.  A tile of scores, BM queries by BN keys, or TRANSPOSED keys by queries, is made by
+`_scores`, which knows all that masks and biases them; `_kept` says which of its weights dropout leaves.
 """
 
 from __future__ import annotations
@@ -73,8 +73,8 @@ def _pointers(base, first, stride, stride_d, ROWS: tl.constexpr, WIDTH: tl.const
 
 
 @triton.jit
-def _inside(first, end, D: tl.constexpr, ROWS: tl.constexpr, WIDTH: tl.constexpr):
-    inside = (first + tl.arange(0, ROWS) < end)[:, None]
+def _inside(first, end, D: tl.constexpr, ROWS: tl.constexpr, WIDTH: tl.constexpr, FULL: tl.constexpr = False):
+    inside = tl.full((ROWS, 1), True, tl.int1) if FULL else (first + tl.arange(0, ROWS) < end)[:, None]
     if D != WIDTH:
         inside = inside & (tl.arange(0, WIDTH) < D)[None, :]
     return inside
@@ -82,13 +82,11 @@ def _inside(first, end, D: tl.constexpr, ROWS: tl.constexpr, WIDTH: tl.constexpr
 
 @triton.jit
 def _load(
-    base, first, end, strides, D: tl.constexpr, ROWS: tl.constexpr, WIDTH: tl.constexpr, WHOLE: tl.constexpr = False
+    base, first, end, strides, D: tl.constexpr, ROWS: tl.constexpr, WIDTH: tl.constexpr, FULL: tl.constexpr = False
 ):  # fmt: skip
-    """Rows first, first + 1, ... of a (length, D) matrix, zero beyond its end.  WHOLE: all of them are there."""
+    """Rows first, first + 1, ... of a (length, D) matrix, zero beyond its end.  FULL: none is beyond."""
     pointers = _pointers(base, first, strides[2], strides[3], ROWS, WIDTH)
-    if WHOLE and D == WIDTH:
-        return tl.load(pointers)
-    return tl.load(pointers, mask=_inside(first, end, D, ROWS, WIDTH), other=0.0)
+    return tl.load(pointers, mask=_inside(first, end, D, ROWS, WIDTH, FULL), other=0.0)
 
 
 @triton.jit
@@ -166,12 +164,33 @@ def _key_end(sight, b, num_k):
 
 
 @triton.jit
+def _by_query(x, TRANSPOSED: tl.constexpr = False):
+    """What a tile's queries have, one each, in the shape that broadcasts over the tile."""
+    return x[None, :] if TRANSPOSED else x[:, None]
+
+
+@triton.jit
+def _by_key(x, TRANSPOSED: tl.constexpr = False):
+    return x[:, None] if TRANSPOSED else x[None, :]
+
+
+@triton.jit
+def _products(q, k, PRECISION: tl.constexpr, TRANSPOSED: tl.constexpr = False):
+    """A tile: products of what its queries have with what its keys have."""
+    if TRANSPOSED:
+        tile = tl.dot(k, tl.trans(q), input_precision=PRECISION)
+    else:
+        tile = tl.dot(q, tl.trans(k), input_precision=PRECISION)
+    return tile
+
+
+@triton.jit
 def _ahead(
     sight, b, q_first, k_first, q_start, num_q, k_start, num_k, BM: tl.constexpr, BN: tl.constexpr
 ):  # fmt: skip
     """Positions of a tile's keys less those of its queries."""
-    rows = q_first + tl.arange(0, BM)
-    return _ahead_of(sight, b, rows, k_first + tl.arange(0, BN), q_start, num_q, k_start, num_k)
+    rows, cols = _by_query(q_first + tl.arange(0, BM)), _by_key(k_first + tl.arange(0, BN))
+    return _ahead_of(sight, b, rows, cols, q_start, num_q, k_start, num_k)
 
 
 @triton.jit
@@ -184,37 +203,41 @@ def _ahead_of(sight, b, rows, cols, q_start, num_q, k_start, num_k):
     if sight.has_key_positions:
         base = sight.key_positions + tl.cast(b, tl.int64) * sight.key_positions_stride + k_start
         key_positions = tl.load(base + cols, mask=cols < num_k, other=0).to(tl.int32)
-    return key_positions[None, :] - query_positions[:, None]
+    return key_positions - query_positions
 
 
 @triton.jit
 def _scores(
     q, k, scale, sight, b, h, q_first, k_first, q_start, num_q, k_start, num_k, key_end, PRECISION: tl.constexpr,
-    BM: tl.constexpr, BN: tl.constexpr, HIDDEN: tl.constexpr = True, RAW: tl.constexpr = False
+    BM: tl.constexpr, BN: tl.constexpr, HIDDEN: tl.constexpr = True, RAW: tl.constexpr = False,
+    TRANSPOSED: tl.constexpr = False
 ):  # fmt: skip
     """Scaled and biased scores of a tile, -inf where a key is hidden.
 
     HIDDEN: some key of the tile may be hidden by its place.  RAW: not scaled, which the caller does with less work;
     only where nothing is added.
     """
-    s = tl.dot(q, tl.trans(k), input_precision=PRECISION)
+    s = _products(q, k, PRECISION, TRANSPOSED)
     if not RAW:
         s *= scale
     lines = tl.arange(0, BM)
-    return _seen(s, sight, b, h, lines, q_first, k_first, q_start, num_q, k_start, num_k, key_end, BN, HIDDEN)
+    return _seen(
+        s, sight, b, h, lines, q_first, k_first, q_start, num_q, k_start, num_k, key_end, BN, HIDDEN, TRANSPOSED
+    )  # fmt: skip
 
 
 @triton.jit
 def _seen(
     s, sight, b, h, lines, q_first, k_first, q_start, num_q, k_start, num_k, key_end, BN: tl.constexpr,
-    HIDDEN: tl.constexpr = True
+    HIDDEN: tl.constexpr = True, TRANSPOSED: tl.constexpr = False
 ):  # fmt: skip
     """Scores of the queries q_first + lines, biased, and -inf where a key is hidden.
 
     h: their head, or (rows, 1) of them.
     """
+    lines, along = _by_query(lines, TRANSPOSED), _by_key(tl.arange(0, BN), TRANSPOSED)
     rows = q_first + lines
-    cols = k_first + tl.arange(0, BN)
+    cols = k_first + along
     ahead = _ahead_of(sight, b, rows, cols, q_start, num_q, k_start, num_k)
     if sight.has_slopes:
         slope = tl.load(sight.slopes + b * sight.slopes_stride + h)
@@ -222,19 +245,19 @@ def _seen(
     if sight.mask_kind > 0:
         base = sight.mask + tl.cast(b, tl.int64) * sight.mask_strides[0] + tl.cast(h, tl.int64) * sight.mask_strides[1]
         base += (k_start + k_first) * sight.mask_strides[3]
-        along = tl.arange(0, BN)[None, :] * sight.mask_strides[3]
+        along *= sight.mask_strides[3]
         if sight.mask_by_query:
             base += (q_start + q_first) * sight.mask_strides[2]
-            tile = lines[:, None] * sight.mask_strides[2] + along
-            mask = tl.load(base + tile, mask=(rows < num_q)[:, None] & (cols < num_k)[None, :], other=0)
+            tile = lines * sight.mask_strides[2] + along
+            mask = tl.load(base + tile, mask=(rows < num_q) & (cols < num_k), other=0)
         else:
-            mask = tl.load(base + along, mask=(cols < num_k)[None, :], other=0)
+            mask = tl.load(base + along, mask=cols < num_k, other=0)
         if sight.mask_kind == 1:
             s = tl.where(mask != 0, s, float("-inf"))
         else:
             s += mask.to(tl.float32)
     if HIDDEN:
-        seen = (cols < key_end)[None, :]
+        seen = cols < key_end
         if sight.has_left:
             seen = seen & (ahead >= -sight.left)
         if sight.has_right:
@@ -264,7 +287,7 @@ def _mix(x):
 
 
 @triton.jit
-def _kept(dropout, head, q_first, k_first, BM: tl.constexpr, BN: tl.constexpr):
+def _kept(dropout, head, q_first, k_first, BM: tl.constexpr, BN: tl.constexpr, TRANSPOSED: tl.constexpr = False):
     """Whether each weight of a tile stays: a hash of the seed, the head and the indices, the same every time.
 
     Those that stay count 1 / (1 - p), `dropout.scale`, which what they are summed into is multiplied by at the end.
@@ -279,5 +302,4 @@ def _kept(dropout, head, q_first, k_first, BM: tl.constexpr, BN: tl.constexpr):
     cols = (k_first + tl.arange(0, BN)).to(tl.uint32)
     by_row = _mix(_mix(rows ^ low) + _mix(tl.cast(head, tl.uint32) ^ high)) | 1
     by_col = _mix(cols + high) | 1
-    bits = by_row[:, None] * by_col[None, :]
-    return bits >= dropout.threshold
+    return _by_query(by_row, TRANSPOSED) * _by_key(by_col, TRANSPOSED) >= dropout.threshold
