@@ -124,14 +124,14 @@ def test_decoding_is_what_few_queries_of_many_keys_without_gradients_do(monkeypa
     monkeypatch.setattr(ops, "decode", lambda a: taken.append("decode") or a.query)
     monkeypatch.setattr(ops, "_forward", lambda *a: taken.append("forward") or [a[0]] * 5)
 
-    def path(queries=1, keys=1024, **options):
+    def path(queries=1, keys=512, **options):
         query, key = torch.randn(1, 1, queries, 16), torch.randn(1, 1, keys, 16)
         query.requires_grad_(options.pop("trains", False))
         tamis.entmax_attention(query, key, key, backend="triton", **options)
         return taken.pop()
 
-    assert path() == path(16) == path(keys=5000, is_causal=True) == path(window=5) == "decode"
-    assert path(17) == path(keys=1023) == path(trains=True) == path(dropout_p=0.1) == "forward"
+    assert path() == path(16, 2048) == path(keys=5000, is_causal=True) == path(window=5) == "decode"
+    assert path(keys=511) == path(16, 2047) == path(17, 5000) == path(trains=True) == path(dropout_p=0.1) == "forward"
     packed = {"cu_seqlens_q": torch.tensor([0, 1]), "cu_seqlens_k": torch.tensor([0, 1024])}
     assert path(**packed) == "forward"
     with torch.no_grad():

@@ -73,7 +73,8 @@ class Arguments(NamedTuple):
     def is_decoding(self) -> bool:
         """Whether, without a gradient, keys are split among programs: there are few queries to split instead."""
         plain = not self.counted and self.dropout_p == 0.0 and self.cu_q is None
-        return plain and self.query.shape[2] <= FEW and self.key.shape[2] >= MANY
+        queries, keys = self.query.shape[2], self.key.shape[2]
+        return plain and queries <= FEW and keys >= MANY * max(1, queries // 4)
 
     @property
     def adds_mask(self) -> bool:
@@ -116,8 +117,8 @@ class Arguments(NamedTuple):
 
 LONG = 1024
 """Keys from which on loops are split, and tiles without weights skipped."""
-FEW, MANY = 16, 1024
-"""Queries up to which, and keys from which on, decoding has kernels of its own.  To be measured."""
+FEW, MANY = 16, 512
+"""Queries up to which, and keys for every four of them from which on, decoding has kernels of its own."""
 PAGE_UNIT = 16
 """Keys that decoding skips together; with bounds of their norms, a page is a number of these."""
 TENSORS = 13

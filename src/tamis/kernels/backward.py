@@ -278,7 +278,7 @@ def backward_keys(
     q_strides, k_strides, v_strides, do_strides, dk_strides, dv_strides, scales_strides, e_value, scale, bias,
     H, GROUPS, num_q, num_k, num_blocks,
     D: tl.constexpr, DW: tl.constexpr, DV: tl.constexpr, DVW: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
-    ROWS: tl.constexpr, TRANSPOSED: tl.constexpr, KEPT: tl.constexpr, VALUES_FIRST: tl.constexpr,
+    ROWS: tl.constexpr, TRANSPOSED: tl.constexpr, KEPT: tl.constexpr,
     RULE: tl.constexpr, NORMALISED: tl.constexpr, HAS_E: tl.constexpr, HAS_SCALES: tl.constexpr,
     SPLIT: tl.constexpr, LISTED: tl.constexpr, RAW: tl.constexpr, FAST: tl.constexpr, PRECISION: tl.constexpr
 ):  # fmt: skip
@@ -341,11 +341,8 @@ def backward_keys(
                     dp = tl.where(kept, dp, 0.0)
                 if NORMALISED:
                     dp -= delta
-                if VALUES_FIRST:
-                    dv = tl.dot(_by_keys(p.to(do.dtype), TRANSPOSED), do, dv, input_precision=PRECISION)
                 dk = tl.dot(_by_keys((v * dp).to(q.dtype), TRANSPOSED), q, dk, input_precision=PRECISION)
-                if not VALUES_FIRST:
-                    dv = tl.dot(_by_keys(p.to(do.dtype), TRANSPOSED), do, dv, input_precision=PRECISION)
+                dv = tl.dot(_by_keys(p.to(do.dtype), TRANSPOSED), do, dv, input_precision=PRECISION)
     dk *= scale * dropout.scale
     dv *= dropout.scale
     _store(_matrix(DK, b, key_head, k_start, dk_strides), dk, k_first, num_k, dk_strides, D, BN, DW)

@@ -96,9 +96,9 @@ def forward(
     H, GROUPS, num_q, num_k, num_blocks,
     D: tl.constexpr, DW: tl.constexpr, DV: tl.constexpr, DVW: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
     RULE: tl.constexpr, NORMALISED: tl.constexpr, HAS_E: tl.constexpr, HAS_SCALES: tl.constexpr, TILES: tl.constexpr,
-    SPLIT: tl.constexpr, LISTED: tl.constexpr, SKIPS: tl.constexpr, ROWS: tl.constexpr, KEEP_O2: tl.constexpr,
-    COUNTED: tl.constexpr, CLOSE: tl.constexpr, TOLERANCE: tl.constexpr, RAW: tl.constexpr, FAST: tl.constexpr,
-    PRECISION: tl.constexpr
+    SPLIT: tl.constexpr, LISTED: tl.constexpr, SKIPS: tl.constexpr, HELD: tl.constexpr, ROWS: tl.constexpr,
+    KEEP_O2: tl.constexpr, COUNTED: tl.constexpr, CLOSE: tl.constexpr, TOLERANCE: tl.constexpr, RAW: tl.constexpr,
+    FAST: tl.constexpr, PRECISION: tl.constexpr
 ):  # fmt: skip
     unit = scale if RAW else 1.0  # times which scores are what they are
     program = tl.program_id(0)
@@ -122,6 +122,8 @@ def forward(
     q = _load(_matrix(Q, b, h, q_start, q_strides), q_first, num_q, q_strides, D, BM, DW)
     keys = _matrix(K, b, h // GROUPS, k_start, k_strides)
     values = _matrix(V, b, h // GROUPS, k_start, v_strides)
+    if HELD and not NORMALISED:
+        q = _held(q)
     e = _exponent(E, e_value, h, HAS_E, FAST)
     m = tl.zeros((BM,), tl.float32)
     c = tl.zeros((BM,), tl.float32)
@@ -165,7 +167,7 @@ def forward(
         worst = float("inf")
         go = True
         held = q
-        if SPLIT:  # the output takes the registers
+        if HELD:  # not for the output, which takes the registers
             held = _held(q)
         while go:
             totals = tl.zeros((BM, 8), tl.float32)

@@ -73,21 +73,26 @@ def split_tiles(a: Arguments) -> Tiles:
     return Tiles(*a.tile, 4, stages)
 
 
-VALUES_FIRST = False
-"""Whether d value is added to before d key, which has to wait for more.  To be measured."""
-
-
 def query_tiles(a: Arguments) -> Tiles:
-    """For d query."""
-    return split_tiles(a)._replace(kept=2 if a.is_long else 0)
+    """For d query.  Kept in registers are queries, or queries and the gradients of their outputs."""
+    tiles = split_tiles(a)
+    if not a.is_long or tiles.rows < 64:
+        return tiles
+    if a.head_dim > 64:
+        return tiles._replace(stages=3, kept=1)
+    return tiles._replace(kept=2) if a.rule == "power" else tiles._replace(registers=168)
 
 
 def key_tiles(a: Arguments) -> Tiles:
-    """For d key and d value; rows are those of a step, of which a tile can have several.  Kept are keys, or keys and
-    values, in registers, which takes the product of a Hopper tensor core: 64 keys of 16 bits.  To be measured."""
+    """For d key and d value; rows are those of a step, of which a tile can have several.  Kept in registers are keys,
+    or keys and values."""
     tiles = split_tiles(a)
-    fit = a.is_long and tiles.cols == 64 and a.head_dim <= 64
-    return tiles._replace(kept=2 if fit and is_transposed(a) else 0)
+    if not a.is_long or tiles.rows < 64 or not is_transposed(a):
+        return tiles
+    light = a.is_rectified and a.row_scale is None
+    if a.head_dim > 64:
+        return tiles._replace(rows=32, stages=3, kept=1 if light else 0)
+    return tiles._replace(rows=32, kept=2, registers=168) if light else tiles
 
 
 def is_transposed(a: Arguments) -> bool:
@@ -97,10 +102,12 @@ def is_transposed(a: Arguments) -> bool:
 
 
 def listed_tiles(a: Arguments) -> Tiles:
-    """For long rows of entmax, whose tiles are listed: where registers allow it four programs in each multiprocessor,
+    """For long rows of entmax, whose tiles are listed: where registers allow it three programs in each multiprocessor,
     so that while one waits for an entry of its list others work."""
     tiles = split_tiles(a)
-    return tiles._replace(stages=2, registers=128) if tiles.rows == 64 and a.head_dim <= 64 else tiles
+    if tiles.rows < 64:
+        return tiles
+    return tiles._replace(stages=3, registers=168 if a.head_dim <= 64 else None)
 
 
 def pass_tiles(a: Arguments) -> Tiles:
@@ -113,13 +120,13 @@ def pass_tiles(a: Arguments) -> Tiles:
 
 def scan_tiles(a: Arguments) -> Tiles:
     """For the pass over all scores of long rows: columns are those of one tile or two, and `kept` says whether queries
-    stay in registers.  Three programs in each multiprocessor where registers allow it."""
+    stay in registers."""
     rows, cols = a.tile
     # Twice the rows of others, so that keys are read half as often; but of 32 rows of 256 in fp32 ptxas spills 15 kB.
     tiles = Tiles(rows if rows == 16 else 2 * rows, cols, 4, 1 if cols == 32 else 3)
-    if rows == 64 and not a.is_biased:
-        # Rows that are no multiple of 16 are loaded number by number, which takes the registers.
-        tiles = tiles._replace(kept=int(a.query.shape[3] % 16 == 0), registers=168 if a.head_dim <= 64 else None)
+    # Rows that are no multiple of 16 are loaded number by number, which takes the registers.
+    if rows == 64 and not a.is_biased and a.query.shape[3] % 16 == 0:
+        tiles = tiles._replace(cols=128 if a.head_dim <= 64 else 64, kept=1)
     return tiles
 
 
@@ -151,6 +158,7 @@ def forward(a: Arguments, train: bool) -> Results:
         tolerance = _tolerance(a)
         constants |= {"TOLERANCE": tolerance, "CLOSE": _close(a) if tiles.kept else tolerance**0.5}
         constants |= {"COUNTED": a.counted, "SKIPS": a.is_long and a.is_rectified, "ROWS": min(a.tile[0], tiles.rows)}
+        constants["HELD"] = a.is_long and (a.is_entmax or a.head_dim <= 64)
         strided = (a.query, a.key, a.value, out)
         return Plan(forward_kernels.forward, a, tiles, blocks * _heads(a), strided, constants, (blocks,))
 
@@ -276,7 +284,7 @@ def _backward_split(
         programs = key_blocks * _key_heads(a)
         own = key_tiles(a)
         constants: dict[str, Any] = {"LISTED": a.is_listed, "ROWS": a.tile[0], "TRANSPOSED": is_transposed(a)}
-        constants |= {"KEPT": own.kept, "VALUES_FIRST": VALUES_FIRST}
+        constants["KEPT"] = own.kept
         return Plan(backward_kernels.backward_keys, a, own, programs, strided, constants, (key_blocks,))
 
     de = torch.empty(query_blocks * _heads(a), dtype=torch.float32, device=grad.device)
