@@ -25,6 +25,7 @@ from kernels import paged_cases
 from kernels.cases import FACTORS, Problem, covering, decoded, describe, fused
 from kernels.sanitize import FEW, LONGER
 from tamis.kernels import arguments, dispatch, launch, rows_ops
+from tamis.kernels.machine_code import is_spoilt
 
 
 class NoDevice:
@@ -119,8 +120,10 @@ def main(part: str, first: int = 0, step: int = 1) -> None:
         nonlocal counted
         counted += 1
         try:
-            made = self._kernel.warmup(*values, *self._constants, grid=self._grid, **self._options)
+            made, _ = self._compile(values)
             problems.extend(f"{self._kernel.__name__}: {each}" for each in scattered(made.asm["ttgir"]))
+            if is_spoilt(made.asm["cubin"]):
+                problems.append(f"{self._kernel.__name__}: an operand is lost in a loop")
         except Exception as error:
             problems.append(f"{self._kernel.__name__}: {type(error).__name__} {str(error).strip().splitlines()[:1]}")
 

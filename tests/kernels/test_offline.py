@@ -46,3 +46,51 @@ def test_reductions_over_scattered_lanes_are_found():
     assert len(scattered(layouts + reduction.replace("AXIS", "1"))) == 1
     sliced = reduction.replace("4x256xi32, #linear", "256xi32, #ttg.slice<{dim = 0, parent = #linear}>")
     assert len(scattered(layouts + sliced.replace("AXIS", "0"))) == 1
+
+
+LOOP = """
+        /*0000*/                   LDSM.16.M88.4 R88, [R10+UR13] ;  /* 0x... */
+.L_x_1:
+        /*0010*/                   HGMMA.64x64x16.F32.BF16 R24, R88, gdesc[UR28], RZ, !UPT ;
+        /*0020*/              @!P5 BRA `(.L_x_2) ;
+        /*0030*/                   FFMA R120, R108, R28.reuse, R29.reuse ;
+        /*0040*/                   HGMMA.64x64x16.F32.BF16 R56, R120, gdesc[UR20].tnspB, R56 ;
+.L_x_2:
+        /*0050*/               @P3 BRA `(.L_x_1) ;
+        /*0060*/                   EXIT ;
+"""
+
+
+@pytest.mark.parametrize(
+    ("code", "lost"),
+    [
+        (LOOP, 0),
+        (LOOP.replace("R120", "R88"), 1),  # what ptxas 12.8 makes of some kernels
+        (LOOP.replace("R120", "R91"), 1),
+        (LOOP.replace("R120", "R92"), 0),
+        (LOOP.replace("FFMA R120", "LDS.128 R88"), 1),
+        (LOOP.replace("FFMA R120", "@P1 MOV R88"), 1),
+        (LOOP.replace("R120", "R88").replace("@P3 BRA `(.L_x_1)", "NOP"), 0),  # no loop
+        (LOOP.replace("R56, R120", "R60, R120"), 1),  # its sums are written over the operand of the other
+    ],
+)
+def test_operands_that_a_loop_loses_are_found(code, lost):
+    from tamis.kernels.machine_code import lost_operands
+
+    assert len(list(lost_operands(code))) == lost
+
+
+def test_kernels_that_lose_operands_do_without_keeping_them(monkeypatch):
+    from tamis.kernels import launch
+
+    class Kernel(launch.triton.JITFunction):
+        def __init__(self):
+            pass
+
+        def warmup(self, *arguments, grid):
+            return type("Compiled", (), {"asm": {"cubin": arguments}})()
+
+    monkeypatch.setattr(launch, "is_spoilt", lambda cubin: cubin == ("kept", "a"))
+    for constants, plain in ((("kept", "a"), ("plain",)), (("kept", "b"), ("plain",)), (("other",), None)):
+        run = launch.Launch(Kernel(), 1, constants, {}, plain)
+        assert run._compile(())[1] == (plain if constants == ("kept", "a") else constants)

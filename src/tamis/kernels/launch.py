@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, TypeVar
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
-from triton.compiler import CompiledKernel
 
 from tamis.kernels import backward as backward_kernels
 from tamis.kernels import forward as forward_kernels
 from tamis.kernels import scan as scan_kernels
 from tamis.kernels.arguments import TENSORS, Arguments, Results, empty_gradients, empty_results
+from tamis.kernels.machine_code import is_spoilt
 from tamis.kernels.tiles import Dropout, Packed, Sight
 
 
@@ -193,7 +193,7 @@ def _key_norms(a: Arguments) -> Tensor:
     norms = torch.empty((_key_heads(a), blocks), dtype=torch.float32, device=a.key.device)
     numbers = (a.key.stride(), a.key.shape[1], a.key.shape[2], blocks)
     key = ("norms", a.key.device, a.key.dtype, a.key.data_ptr() % 16, d, norms.shape, numbers)
-    launch = _planned(key, lambda: Launch(scan_kernels.key_norms, norms.numel(), (d, _power_of_two(d), 128)))
+    launch = _planned(key, lambda: Launch(scan_kernels.key_norms, norms.numel(), (d, _power_of_two(d), 128), {}))
     launch(a.key.device, (a.key, norms, *numbers))
     return norms.amax(1)
 
@@ -208,7 +208,7 @@ def _listed(a: Arguments, bits: Tensor, *, by_key: bool) -> tuple[Tensor | None,
     lists = torch.empty((lines, width), dtype=torch.int16 if width < 2**15 else torch.int32, device=bits.device)
     counts = torch.empty(lines, dtype=torch.int32, device=bits.device)
     key = ("lists", bits.device, lists.dtype, lines, by_key)
-    launch = _planned(key, lambda: Launch(scan_kernels.list_tiles, lines, (by_key,), num_warps=1))
+    launch = _planned(key, lambda: Launch(scan_kernels.list_tiles, lines, (by_key,), {"num_warps": 1}))
     launch(bits.device, (bits, lists, counts, row_blocks, num_tiles))
     return lists, counts
 
@@ -327,27 +327,42 @@ def _sequences(a: Arguments) -> int:
 
 
 class Launch:
-    """A kernel with its grid and constants.  Once compiled it is called directly, for all arguments of one kind."""
+    """A kernel with its grid and constants.  Once compiled it is called directly, for all arguments of one kind.
 
-    def __init__(self, kernel: Any, programs: int, constants: tuple[Any, ...], **options: int | None) -> None:
+    Args:
+        plain: the constants that do without operands kept in registers, where `constants` have some.
+    """
+
+    def __init__(
+        self,
+        kernel: Any,
+        programs: int,
+        constants: tuple[Any, ...],
+        options: Mapping[str, int | None],
+        plain: tuple[Any, ...] | None = None,
+    ) -> None:
         self._kernel, self._grid, self._constants, self._options = kernel, (programs, 1, 1), constants, options
+        self._plain = plain
         self._run: Callable[..., object] | None = None
 
     def __call__(self, device: torch.device, arguments: tuple[Any, ...]) -> None:
-        if self._run is not None:
-            self._run(*arguments, *self._constants)
-            return
-        # With a kernel that was compiled for another grid, or by way of Triton, which looks at every argument.
-        kind = (self._kernel, device, self._constants, *self._options.values(), *map(_kind, arguments))
-        compiled = _compiled.get(kind)
-        if compiled is None:
-            compiled = self._kernel[self._grid](*arguments, *self._constants, **self._options)
-            if isinstance(compiled, CompiledKernel):  # not the interpreter
-                _compiled[kind] = compiled
-                self._run = compiled[self._grid]
-        else:
+        if self._run is None:
+            # With a kernel that was compiled for another grid, or by way of Triton, which looks at every argument.
+            kind = (self._kernel, device, self._constants, *self._options.values(), *map(_kind, arguments))
+            if kind not in _compiled:
+                _compiled[kind] = self._compile(arguments)
+            compiled, self._constants = _compiled[kind]
             self._run = compiled[self._grid]
-            self._run(*arguments, *self._constants)
+        self._run(*arguments, *self._constants)
+
+    def _compile(self, arguments: tuple[Any, ...]) -> tuple[Any, tuple[Any, ...]]:
+        """The compiled kernel and its constants; in the interpreter, the kernel itself."""
+        if not isinstance(self._kernel, triton.JITFunction):
+            return self._kernel, self._constants
+        compiled = self._kernel.warmup(*arguments, *self._constants, grid=self._grid, **self._options)
+        if self._plain is None or not is_spoilt(compiled.asm["cubin"]):
+            return compiled, self._constants
+        return self._kernel.warmup(*arguments, *self._plain, grid=self._grid, **self._options), self._plain
 
 
 class Plan:
@@ -387,8 +402,9 @@ class Plan:
             *counts,
         )
         in_order = tuple(constants[name] for name in kernel.arg_names if name in constants)
+        plain = tuple((constants | {"HELD": False, "KEPT": 0})[name] for name in kernel.arg_names if name in constants)
         options = {"num_warps": tiles.warps, "num_stages": tiles.stages, "maxnreg": tiles.registers}
-        self._launch = Launch(kernel, programs, in_order, **options)
+        self._launch = Launch(kernel, programs, in_order, options, None if plain == in_order else plain)
 
     def launch(self, a: Arguments, pointers: tuple[Tensor | None, ...]) -> None:
         mask = a.attn_mask
@@ -404,7 +420,7 @@ class Plan:
         self._launch(a.query.device, arguments)
 
 
-_compiled: dict[Any, CompiledKernel] = {}
+_compiled: dict[Any, tuple[Any, tuple[Any, ...]]] = {}
 
 
 def _kind(x: Any) -> Any:

@@ -248,4 +248,4 @@ def _edge(kernel: Any, rows: Rows, constants: dict[str, Any], **options: bool) -
 
 def _launch(kernel: Any, programs: int, warps: int, constants: dict[str, Any], **options: bool) -> Launch:
     in_order = tuple(constants[name] for name in kernel.arg_names if name in constants)
-    return Launch(kernel, programs, in_order, num_warps=warps, **options)
+    return Launch(kernel, programs, in_order, {"num_warps": warps, **options})
