@@ -12,6 +12,15 @@ RECTIFIED_RULES = ("relu", "squared_relu")
 ELEMENTWISE_RULES = (*RECTIFIED_RULES, "leaky_relu", "gelu", "sigmoid")
 
 
+def ceil_div(n: int, size: int) -> int:
+    """How many blocks of a size n takes.  Triton's own takes the host six microseconds, and a launch needs many."""
+    return -(-n // size)
+
+
+def next_power_of_two(n: int) -> int:
+    return 1 << (n - 1).bit_length()
+
+
 class Arguments(NamedTuple):
     """In the order of `SCHEMA`."""
 
@@ -112,7 +121,7 @@ class Arguments(NamedTuple):
         """(B, H, blocks of queries, words of 32 tiles)."""
         rows, cols = self.tile
         batch, heads, queries = self.query.shape[:3]
-        return batch, heads, -(-queries // rows), -(-self.key.shape[2] // (32 * cols))
+        return batch, heads, ceil_div(queries, rows), ceil_div(self.key.shape[2], 32 * cols)
 
 
 LONG = 1024

@@ -14,7 +14,15 @@ from torch import Tensor
 from tamis.kernels import backward as backward_kernels
 from tamis.kernels import forward as forward_kernels
 from tamis.kernels import scan as scan_kernels
-from tamis.kernels.arguments import TENSORS, Arguments, Results, empty_gradients, empty_results
+from tamis.kernels.arguments import (
+    TENSORS,
+    Arguments,
+    Results,
+    ceil_div,
+    empty_gradients,
+    empty_results,
+    next_power_of_two,
+)
 from tamis.kernels.machine_code import is_spoilt
 from tamis.kernels.tiles import Dropout, Packed, Sight
 
@@ -44,7 +52,7 @@ def forward_tiles(a: Arguments) -> Tiles:
     if a.query.dtype == torch.float32 or a.head_dim > 128:
         tiles = Tiles(*a.tile, 4, 1)
         if a.head_dim <= 64 and keys <= 128:
-            tiles = Tiles(32, min(64, _power_of_two(keys)), 4, 1, triton.cdiv(keys, 64))
+            tiles = Tiles(32, min(64, _power_of_two(keys)), 4, 1, ceil_div(keys, 64))
     elif keys <= 32:
         tiles = Tiles(32, _power_of_two(keys), 1, 1, 1)
     elif keys <= 64:
@@ -136,7 +144,7 @@ def scan_programs(tiles: Tiles) -> int:
 
 
 def _power_of_two(n: int) -> int:
-    return max(16, triton.next_power_of_2(n))
+    return max(16, next_power_of_two(n))
 
 
 def forward(a: Arguments, train: bool) -> Results:
@@ -172,7 +180,7 @@ def forward(a: Arguments, train: bool) -> Results:
 def _scan(a: Arguments, rows: Tensor, bits: Tensor) -> None:
     """Fill `bits`, and the first two of `rows` with what the solution starts from."""
     tiles = scan_tiles(a)
-    blocks = triton.cdiv(a.query.shape[2], tiles.rows)
+    blocks = ceil_div(a.query.shape[2], tiles.rows)
     tasks = blocks * _heads(a)
     programs = min(tasks, scan_programs(tiles))
     norms = _key_norms(a) if a.is_near else None
@@ -182,14 +190,14 @@ def _scan(a: Arguments, rows: Tensor, bits: Tensor) -> None:
         constants |= {"SWEEPS": 2, "NEAR": norms is not None}
         return Plan(scan_kernels.scan, a, tiles, programs, (a.query, a.key), constants, (blocks, tasks))
 
-    num_tiles = triton.cdiv(a.key.shape[2], tiles.cols) * (tiles.cols // a.tile[1])
+    num_tiles = ceil_div(a.key.shape[2], tiles.cols) * (tiles.cols // a.tile[1])
     maxima = torch.empty(programs * num_tiles * tiles.rows, dtype=torch.float32, device=bits.device)
     _planned(("scan", _layout(a, rows)), plan).launch(a, (a.query, a.key, rows[0], rows[1], bits, maxima, norms, a.e))
 
 
 def _key_norms(a: Arguments) -> Tensor:
     """The largest norm of a key in each head."""
-    d, blocks = a.key.shape[3], triton.cdiv(a.key.shape[2], 128)
+    d, blocks = a.key.shape[3], ceil_div(a.key.shape[2], 128)
     norms = torch.empty((_key_heads(a), blocks), dtype=torch.float32, device=a.key.device)
     numbers = (a.key.stride(), a.key.shape[1], a.key.shape[2], blocks)
     key = ("norms", a.key.device, a.key.dtype, a.key.data_ptr() % 16, d, norms.shape, numbers)
@@ -202,7 +210,7 @@ def _listed(a: Arguments, bits: Tensor, *, by_key: bool) -> tuple[Tensor | None,
     """The tiles of long rows that hold weights, for each block of queries or for each of keys, and their counts."""
     if not a.is_listed:
         return None, None
-    row_blocks, num_tiles = bits.shape[2], triton.cdiv(a.key.shape[2], a.tile[1])
+    row_blocks, num_tiles = bits.shape[2], ceil_div(a.key.shape[2], a.tile[1])
     lines = _heads(a) * (num_tiles if by_key else row_blocks)
     width = row_blocks if by_key else num_tiles
     lists = torch.empty((lines, width), dtype=torch.int16 if width < 2**15 else torch.int32, device=bits.device)
@@ -314,11 +322,11 @@ def _key_heads(a: Arguments) -> int:
 
 
 def _query_blocks(a: Arguments, tiles: Tiles) -> int:
-    return triton.cdiv(a.query.shape[2], tiles.rows) + _sequences(a)
+    return ceil_div(a.query.shape[2], tiles.rows) + _sequences(a)
 
 
 def _key_blocks(a: Arguments, tiles: Tiles) -> int:
-    return triton.cdiv(a.key.shape[2], tiles.cols) + _sequences(a)
+    return ceil_div(a.key.shape[2], tiles.cols) + _sequences(a)
 
 
 def _sequences(a: Arguments) -> int:
@@ -487,7 +495,7 @@ def _dropout(a: Arguments) -> tuple[Any, ...]:
 def _packed(a: Arguments) -> tuple[Any, ...]:
     """`Packed` without its pointers."""
     count = _sequences(a)
-    return count, _constant(count > 0), _constant(triton.next_power_of_2(max(1, count)))
+    return count, _constant(count > 0), _constant(next_power_of_two(max(1, count)))
 
 
 def _constants(a: Arguments, tiles: Tiles) -> dict[str, Any]:

@@ -5,11 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-import triton
 from torch import Tensor
 
 from tamis.kernels import decode as kernels
-from tamis.kernels.arguments import PAGE_UNIT, Arguments, empty_output
+from tamis.kernels.arguments import PAGE_UNIT, Arguments, ceil_div, empty_output, next_power_of_two
 from tamis.kernels.launch import Plan, Tiles, _layout, _planned, _power_of_two, _tolerance
 
 SPANS = (256, 1024)
@@ -32,10 +31,10 @@ def decode(a: Arguments, table: Tensor | None, norms: Tensor | None) -> Tensor:
         return out.zero_()
     tiles = _tiles(a)
     rows, key_heads = batch * heads * queries, batch * a.key.shape[1]
-    blocks = triton.cdiv(heads // a.key.shape[1] * queries, tiles.rows)
-    padded = triton.cdiv(num_k, tiles.cols) * tiles.cols
+    blocks = ceil_div(heads // a.key.shape[1] * queries, tiles.rows)
+    padded = ceil_div(num_k, tiles.cols) * tiles.cols
     span = min(SPANS[1], max(SPANS[0], _power_of_two(padded * key_heads * blocks // 1024)))
-    groups, spans = padded // PAGE_UNIT, triton.cdiv(padded, span)
+    groups, spans = padded // PAGE_UNIT, ceil_div(padded, span)
     paged = table is not None
     shared = {"PAGED": paged, "WHOLE": paged and a.key.shape[2] % tiles.cols == 0, "NEAR": norms is not None}
     layout = _layout(a, table, norms)
@@ -55,9 +54,9 @@ def decode(a: Arguments, table: Tensor | None, norms: Tensor | None) -> Tensor:
     outs, live = memory(rows, spans, a.value.shape[3]), memory(key_heads * blocks, spans, dtype=torch.int32)
     state = None
     if a.is_entmax:
-        chunk = triton.cdiv(padded, max(1, PROGRAMS // (key_heads * blocks)))
-        chunk = triton.cdiv(max(chunk, span), tiles.cols) * tiles.cols
-        parts = triton.cdiv(padded, chunk)
+        chunk = ceil_div(padded, max(1, PROGRAMS // (key_heads * blocks)))
+        chunk = ceil_div(max(chunk, span), tiles.cols) * tiles.cols
+        parts = ceil_div(padded, chunk)
         scores, tops, state = memory(rows, padded), memory(rows, groups), memory(rows, 3)
         launch(
             kernels.scores, key_heads * blocks * parts, tiles, (a.query, a.key), (blocks, parts, chunk, groups),
@@ -69,7 +68,7 @@ def decode(a: Arguments, table: Tensor | None, norms: Tensor | None) -> Tensor:
             (scores, tops, memory(rows, groups, dtype=torch.int32), memory(rows, padded), state, a.e),
             TOLERANCE=_tolerance(a), WIDTH=width,
         )  # fmt: skip
-        lines = min(tiles.rows, triton.next_power_of_2(heads // a.key.shape[1] * queries))
+        lines = min(tiles.rows, next_power_of_two(heads // a.key.shape[1] * queries))
         lists = memory(key_heads * blocks, spans, span, dtype=torch.int16)
         launch(
             kernels.values, key_heads * blocks * spans, tiles, (a.value,), (blocks, spans, groups),

@@ -7,11 +7,11 @@ import math
 from typing import Any, NamedTuple
 
 import torch
-import triton
 from torch import Tensor
 
 from tamis.kernels import rows as kernels
 from tamis.kernels import rows_edge as edge_kernels
+from tamis.kernels.arguments import ceil_div, next_power_of_two
 from tamis.kernels.launch import Launch, _constant, _layouts, _planned
 from tamis.kernels.rows import Classes
 from tamis.transforms.solver import NEAR_ONE
@@ -68,8 +68,8 @@ class Rows(NamedTuple):
 
     def tile(self, width: int) -> tuple[int, int, int]:
         """Rows and columns of a tile, and its warps: at most 32 scores for each thread, and one alpha for all."""
-        block = max(16, triton.next_power_of_2(width))
-        at_once = math.gcd(max(1, min(TILE // block, triton.next_power_of_2(self.number))), self.group)
+        block = max(16, next_power_of_two(width))
+        at_once = math.gcd(max(1, min(TILE // block, next_power_of_two(self.number))), self.group)
         return at_once, block, min(32, max(1, at_once * block // 1024))
 
 
@@ -153,10 +153,10 @@ def solve(
         if rows.width <= RESIDENT:
             at_once, block, warps = rows.tile(rows.width)
             constants |= {"ROWS": at_once, "BLOCK": block, "SUBSET": block // 8 if block >= 512 else block}
-            main = _launch(kernels.resident, triton.cdiv(rows.number, at_once), warps, constants, **options)
+            main = _launch(kernels.resident, ceil_div(rows.number, at_once), warps, constants, **options)
         else:
-            lines = triton.cdiv(rows.width, LINE)
-            constants |= {"LINES": LINES, "LINE": LINE, "MOST": triton.next_power_of_2(lines)}
+            lines = ceil_div(rows.width, LINE)
+            constants |= {"LINES": LINES, "LINE": LINE, "MOST": next_power_of_two(lines)}
             main = _launch(kernels.streamed, rows.number, WARPS, constants, **options)
         return RowPlan(rows, rule, edge, main, (z,), loss, lines)
 
@@ -186,7 +186,7 @@ def gradient(
         if rows.width <= RESIDENT_BACKWARD:
             at_once, block, warps = rows.tile(rows.width)
             constants |= {"ROWS": at_once, "BLOCK": block}
-            main = _launch(kernels.gradient_resident, triton.cdiv(rows.number, at_once), warps, constants)
+            main = _launch(kernels.gradient_resident, ceil_div(rows.number, at_once), warps, constants)
         else:
             main = _launch(kernels.gradient_streamed, rows.number, WARPS, constants | {"BLOCK": BLOCK})
         return RowPlan(rows, rule, edge, main, (source, g), NO_LOSS)
@@ -215,7 +215,7 @@ def loss_gradient(
         constants = {"HAS_E": e is not None, "WITH_E": with_e, "RULE": rule}
         edge = _edge(edge_kernels.edge_loss_gradient, rows, constants)
         at_once, block, warps = rows.tile(min(rows.width, TILE))
-        programs = triton.cdiv(rows.number, at_once) * triton.cdiv(rows.width, block)
+        programs = ceil_div(rows.number, at_once) * ceil_div(rows.width, block)
         main = _launch(kernels.loss_gradient, programs, warps, constants | {"ROWS": at_once, "BLOCK": block})
         return RowPlan(rows, rule, edge, main, (z,), loss)
 
@@ -242,7 +242,7 @@ def _row_stride(x: Tensor) -> int | None:
 
 def _edge(kernel: Any, rows: Rows, constants: dict[str, Any], **options: bool) -> Launch:
     """One row to a program."""
-    block = max(16, min(BLOCK, triton.next_power_of_2(rows.width)))
+    block = max(16, min(BLOCK, next_power_of_two(rows.width)))
     return _launch(kernel, rows.number, WARPS, constants | {"BLOCK": block}, **options)
 
 

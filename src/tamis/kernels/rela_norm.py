@@ -14,6 +14,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from tamis.kernels.arguments import ceil_div, next_power_of_two
+
 
 @triton.jit
 def _gated(z, GAIN, GATE, columns, inside, HAS_GAIN: tl.constexpr, HAS_GATE: tl.constexpr):
@@ -87,7 +89,7 @@ class RelaNorm(torch.autograd.Function):
         if z.numel():
             block, at_once, warps = _shape(width)
             with torch.cuda.device_of(z):
-                _forward[(triton.cdiv(rows, at_once),)](
+                _forward[(ceil_div(rows, at_once),)](
                     z, gain, gate, y, rows, epsilon, width, block, at_once, gain is not None, gate is not None,
                     num_warps=warps,
                 )  # fmt: skip
@@ -102,8 +104,8 @@ class RelaNorm(torch.autograd.Function):
         dy, dz = dy.contiguous(), torch.empty_like(z)
         rows, width = z.numel() // max(1, z.shape[-1]), z.shape[-1]
         block, at_once, warps = _shape(width)
-        per_program = at_once * max(1, triton.cdiv(rows, at_once * PROGRAMS))
-        programs = triton.cdiv(rows, per_program)
+        per_program = at_once * max(1, ceil_div(rows, at_once * PROGRAMS))
+        programs = ceil_div(rows, per_program)
         # Partial sums of each program, so that two runs add up in one order.
         sums = [None if x is None else x.new_empty(programs, width) for x in (gain, gate)]
         if z.numel():
@@ -121,5 +123,5 @@ PROGRAMS = 528
 
 def _shape(width: int) -> tuple[int, int, int]:
     """Columns and rows of a block, and its warps."""
-    block = max(16, triton.next_power_of_2(width))
+    block = max(16, next_power_of_two(width))
     return block, max(1, 2048 // block), 4 if block <= 4096 else 8
