@@ -84,7 +84,7 @@ class Run:
                 self.cut = True
                 assert self.process is not None
                 self.process.send_signal(signal.SIGINT)
-        elif self.doing == "train" and self.cut and not (self.folder / "model").is_dir():
+        elif self.doing == "train" and self.cut and self.steps() > 0 and not (self.folder / "model").is_dir():
             self.train(f"training.steps={self.steps()}")  # what is there already: it is exported at once
         elif self.doing == "train" and (self.folder / "model").is_dir():
             self._start("evaluate", str(self.folder))
@@ -93,7 +93,8 @@ class Run:
         return self.process is not None and self.process.poll() is not None
 
     def is_scored(self) -> bool:
-        failed = self.ended() and self.doing == "train" and not self.cut and not (self.folder / "model").is_dir()
+        untrained = not self.cut or self.steps() == 0
+        failed = self.ended() and self.doing == "train" and untrained and not (self.folder / "model").is_dir()
         return failed or (self.ended() and self.doing == "evaluate")
 
     def stop(self) -> None:

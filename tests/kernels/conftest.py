@@ -21,7 +21,7 @@ def everything_is_long(monkeypatch):
     from tamis.kernels import launch
 
     monkeypatch.setattr(arguments, "LONG", 1)
-    monkeypatch.setattr(launch, "scan_programs", lambda tiles: 3)
+    monkeypatch.setattr(launch, "scan_programs", lambda: 3)
     launch._plans.clear()
     yield
     launch._plans.clear()

@@ -20,7 +20,7 @@ from kernels.cases import (
 )
 
 pytest.importorskip("triton")
-from tamis.kernels import launch
+from tamis.kernels import arguments, launch
 
 pytestmark = [
     pytest.mark.skipif(torch.cuda.is_available(), reason="runs compiled in test_compiled.py"),
@@ -106,6 +106,21 @@ def test_rectified_rules_skip_exactly_the_tiles_without_weights(rule, lengths, r
     assert torch.equal(bits(held.shape[3]), held)
     for a, b in zip(results, fused(problem), strict=True):
         assert torch.equal(a, b)
+
+
+@pytest.mark.parametrize("activation", ["relu", "squared_relu", "sigmoid"])
+@pytest.mark.parametrize("long", [True, False])
+def test_division_by_the_number_of_visible_keys(activation, long, monkeypatch):
+    monkeypatch.setattr(arguments, "LONG", 1 if long else 10**9)
+    leaves = [torch.randn(2, heads, n, 16, requires_grad=True) for heads, n in ((4, 70), (2, 150), (2, 150))]
+    options = {"activation": activation, "divide_by_count": True, "window": (40, 3), "enable_gqa": True}
+    grad = torch.randn(2, 4, 70, 16)
+    found = []
+    for backend in ("triton", "reference"):
+        out = tamis.relu_attention(*leaves, key_lengths=torch.tensor([150, 101]), backend=backend, **options)
+        found.append([out, *torch.autograd.grad(out, leaves, grad)])
+    for ours, exact in zip(*found, strict=True):
+        torch.testing.assert_close(ours, exact, rtol=1e-4, atol=1e-5)
 
 
 def test_nan_is_not_skipped():

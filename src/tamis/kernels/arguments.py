@@ -83,7 +83,7 @@ class Arguments(NamedTuple):
         """Whether, without a gradient, keys are split among programs: there are few queries to split instead."""
         plain = not self.counted and self.dropout_p == 0.0 and self.cu_q is None
         queries, keys = self.query.shape[2], self.key.shape[2]
-        return plain and queries <= FEW and keys >= MANY * max(1, queries // 4)
+        return plain and queries <= FEW and 4 * keys >= MANY * max(4, queries)
 
     @property
     def adds_mask(self) -> bool:

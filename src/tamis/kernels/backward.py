@@ -168,11 +168,11 @@ def backward_queries(
     q_strides, k_strides, v_strides, do_strides, dq_strides, o2_strides, scales_strides, e_value, scale, bias,
     H, GROUPS, num_q, num_k, num_blocks,
     D: tl.constexpr, DW: tl.constexpr, DV: tl.constexpr, DVW: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
-    KEPT: tl.constexpr, RULE: tl.constexpr, NORMALISED: tl.constexpr, HAS_E: tl.constexpr,
+    HELD: tl.constexpr, RULE: tl.constexpr, NORMALISED: tl.constexpr, HAS_E: tl.constexpr,
     HAS_SCALES: tl.constexpr, WITH_E: tl.constexpr, SPLIT: tl.constexpr, LISTED: tl.constexpr, RAW: tl.constexpr,
     FAST: tl.constexpr, PRECISION: tl.constexpr
 ):  # fmt: skip
-    """KEPT: 1 if queries stay in registers, 2 if the gradients of their outputs do too."""
+    """HELD: 1 if queries stay in registers, 2 if the gradients of their outputs do too."""
     unit = scale if RAW else 1.0
     program = tl.program_id(0)
     h = (program // num_blocks) % H
@@ -196,9 +196,9 @@ def backward_queries(
     do = _load(_matrix(DO, b, h, q_start, do_strides), q_first, num_q, do_strides, DV, BM, DVW)
     m, c, n = _load_rows(M, C, N, SCALES, scales_strides, b, h, row, q_start + q_first, present, NORMALISED, HAS_SCALES,
                          BM)  # fmt: skip
-    if KEPT >= 1:
+    if HELD >= 1:
         q = _held(q)
-    if KEPT >= 2:
+    if HELD >= 2:
         do = _held(do)
     delta = tl.zeros((BM,), tl.float32)
     if NORMALISED:
@@ -278,11 +278,11 @@ def backward_keys(
     q_strides, k_strides, v_strides, do_strides, dk_strides, dv_strides, scales_strides, e_value, scale, bias,
     H, GROUPS, num_q, num_k, num_blocks,
     D: tl.constexpr, DW: tl.constexpr, DV: tl.constexpr, DVW: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
-    ROWS: tl.constexpr, TRANSPOSED: tl.constexpr, KEPT: tl.constexpr,
+    ROWS: tl.constexpr, TRANSPOSED: tl.constexpr, HELD: tl.constexpr,
     RULE: tl.constexpr, NORMALISED: tl.constexpr, HAS_E: tl.constexpr, HAS_SCALES: tl.constexpr,
     SPLIT: tl.constexpr, LISTED: tl.constexpr, RAW: tl.constexpr, FAST: tl.constexpr, PRECISION: tl.constexpr
 ):  # fmt: skip
-    """ROWS: queries of a tile, which are taken BM at a time.  KEPT: 1 if keys stay in registers, 2 if values do too."""
+    """ROWS: queries of a tile, which are taken BM at a time.  HELD: 1 if keys stay in registers, 2 if values do too."""
     unit = scale if RAW else 1.0
     program = tl.program_id(0)
     key_heads = H // GROUPS
@@ -298,9 +298,9 @@ def backward_keys(
     inner, inner_end = _inner_queries(sight, k_first, num_q, num_k, key_end, ROWS, BN)
     k = _load(_matrix(K, b, key_head, k_start, k_strides), k_first, key_end, k_strides, D, BN, DW)
     value = _load(_matrix(V, b, key_head, k_start, v_strides), k_first, key_end, v_strides, DV, BN, DVW)
-    if KEPT >= 1:
+    if HELD >= 1:
         k = _held(k)
-    if KEPT >= 2:
+    if HELD >= 2:
         value = _held(value)
     dk = tl.zeros((BN, DW), tl.float32)
     dv = tl.zeros((BN, DVW), tl.float32)
@@ -336,7 +336,7 @@ def backward_keys(
                     p, v, _, _ = _weights(s, n, n, n, e, unit, bias, RULE, False, RAW, FAST)
                 dp = _products(do, value, PRECISION, TRANSPOSED)
                 if dropout.on:
-                    kept = _kept(dropout, head, q_start.to(tl.int32) + q_first, k_first, BM, BN, TRANSPOSED)
+                    kept = _kept(dropout, head, q_start.to(tl.int32) + q_first, k_first, BM, BN)
                     p = tl.where(kept, p, 0.0)
                     dp = tl.where(kept, dp, 0.0)
                 if NORMALISED:

@@ -28,8 +28,9 @@ from tamis.kernels.tiles import Dropout, Packed, Sight
 
 
 class Tiles(NamedTuple):
-    """Rows and columns of a tile of scores, the warps and pipeline stages of its program, the tiles it keeps, and how
-    many registers a thread may have at most, so that another program fits beside it."""
+    """Rows and columns of a tile of scores, the warps and pipeline stages of its program, the tiles it keeps, how many
+    registers a thread may have at most, so that another program fits beside it, and how many operands it holds in
+    registers (`tiles._held`)."""
 
     rows: int
     cols: int
@@ -37,6 +38,7 @@ class Tiles(NamedTuple):
     stages: int
     kept: int = 0
     registers: int | None = None
+    held: int = 0
 
 
 # The tables below were measured on an H200 (docs/kernels.md) at head size 64; larger heads and fp32 take smaller tiles
@@ -82,25 +84,36 @@ def split_tiles(a: Arguments) -> Tiles:
 
 
 def query_tiles(a: Arguments) -> Tiles:
-    """For d query.  Kept in registers are queries, or queries and the gradients of their outputs."""
+    """For d query.  Held are queries, or queries and the gradients of their outputs."""
     tiles = split_tiles(a)
-    if not a.is_long or tiles.rows < 64:
+    if not can_hold(a):
         return tiles
     if a.head_dim > 64:
-        return tiles._replace(stages=3, kept=1)
-    return tiles._replace(kept=2) if a.rule == "power" else tiles._replace(registers=168)
+        return tiles._replace(stages=3, held=1)
+    return tiles._replace(held=2) if a.rule == "power" else tiles._replace(registers=168)
 
 
 def key_tiles(a: Arguments) -> Tiles:
-    """For d key and d value; rows are those of a step, of which a tile can have several.  Kept in registers are keys,
-    or keys and values."""
+    """For d key and d value; rows are those of a step, of which a tile can have several.  Held are keys, or keys and
+    values."""
     tiles = split_tiles(a)
-    if not a.is_long or tiles.rows < 64 or not is_transposed(a):
+    if not can_hold(a) or not is_transposed(a):
         return tiles
     light = a.is_rectified and a.row_scale is None
     if a.head_dim > 64:
-        return tiles._replace(rows=32, stages=3, kept=1 if light else 0)
-    return tiles._replace(rows=32, kept=2, registers=168) if light else tiles
+        return tiles._replace(rows=32, stages=3, held=1 if light else 0)
+    return tiles._replace(rows=32, held=2, registers=168) if light else tiles
+
+
+def can_hold(a: Arguments) -> bool:
+    """Whether the tiles of long rows are those that were measured: other GPUs have less shared memory, and products
+    that take their operands otherwise."""
+    return a.is_long and a.tile[0] == 64 and _is_hopper(a.query.device)
+
+
+@functools.cache
+def _is_hopper(device: torch.device) -> bool:
+    return device.type != "cuda" or torch.cuda.get_device_capability(device)[0] == 9
 
 
 def is_transposed(a: Arguments) -> bool:
@@ -113,8 +126,8 @@ def listed_tiles(a: Arguments) -> Tiles:
     """For long rows of entmax, whose tiles are listed: where registers allow it three programs in each multiprocessor,
     so that while one waits for an entry of its list others work."""
     tiles = split_tiles(a)
-    if tiles.rows < 64:
-        return tiles
+    if not can_hold(a):
+        return tiles._replace(stages=min(tiles.stages, 2))
     return tiles._replace(stages=3, registers=168 if a.head_dim <= 64 else None)
 
 
@@ -127,20 +140,19 @@ def pass_tiles(a: Arguments) -> Tiles:
 
 
 def scan_tiles(a: Arguments) -> Tiles:
-    """For the pass over all scores of long rows: columns are those of one tile or two, and `kept` says whether queries
-    stay in registers."""
+    """For the pass over all scores of long rows: columns are those of one tile or two, and queries may be held."""
     rows, cols = a.tile
     # Twice the rows of others, so that keys are read half as often; but of 32 rows of 256 in fp32 ptxas spills 15 kB.
     tiles = Tiles(rows if rows == 16 else 2 * rows, cols, 4, 1 if cols == 32 else 3)
     # Rows that are no multiple of 16 are loaded number by number, which takes the registers.
-    if rows == 64 and not a.is_biased and a.query.shape[3] % 16 == 0:
-        tiles = tiles._replace(cols=128 if a.head_dim <= 64 else 64, kept=1)
+    if can_hold(a) and not a.is_biased and a.query.shape[3] % 16 == 0:
+        tiles = tiles._replace(cols=128 if a.head_dim <= 64 else 64, held=1)
     return tiles
 
 
-def scan_programs(tiles: Tiles) -> int:
-    """Each with memory for its maxima: as many as the registers of the multiprocessors of an H200 are enough for."""
-    return 132 * (2**16 // (32 * tiles.warps * (tiles.registers or 256)))
+def scan_programs() -> int:
+    """Each with memory for its maxima: two for each multiprocessor of an H200."""
+    return 264
 
 
 def _power_of_two(n: int) -> int:
@@ -166,7 +178,7 @@ def forward(a: Arguments, train: bool) -> Results:
         tolerance = _tolerance(a)
         constants |= {"TOLERANCE": tolerance, "CLOSE": _close(a) if tiles.kept else tolerance**0.5}
         constants |= {"COUNTED": a.counted, "SKIPS": a.is_long and a.is_rectified, "ROWS": min(a.tile[0], tiles.rows)}
-        constants["HELD"] = a.is_long and (a.is_entmax or a.head_dim <= 64)
+        constants["HELD"] = int(can_hold(a) and (a.is_entmax or a.head_dim <= 64))
         strided = (a.query, a.key, a.value, out)
         return Plan(forward_kernels.forward, a, tiles, blocks * _heads(a), strided, constants, (blocks,))
 
@@ -182,11 +194,11 @@ def _scan(a: Arguments, rows: Tensor, bits: Tensor) -> None:
     tiles = scan_tiles(a)
     blocks = ceil_div(a.query.shape[2], tiles.rows)
     tasks = blocks * _heads(a)
-    programs = min(tasks, scan_programs(tiles))
+    programs = min(tasks, scan_programs())
     norms = _key_norms(a) if a.is_near else None
 
     def plan() -> Plan:
-        constants = {"BN": a.tile[1], "STEP": tiles.cols, "HELD": tiles.kept > 0, "ROWS": a.tile[0]}
+        constants = {"BN": a.tile[1], "STEP": tiles.cols, "HELD": tiles.held, "ROWS": a.tile[0]}
         constants |= {"SWEEPS": 2, "NEAR": norms is not None}
         return Plan(scan_kernels.scan, a, tiles, programs, (a.query, a.key), constants, (blocks, tasks))
 
@@ -284,7 +296,7 @@ def _backward_split(
         strided = (a.query, a.key, a.value, grad, dq, out2)
         programs = query_blocks * _heads(a)
         own = query_tiles(a)
-        constants = {"WITH_E": with_e, "LISTED": a.is_listed, "KEPT": own.kept}
+        constants = {"WITH_E": with_e, "LISTED": a.is_listed, "HELD": own.held}
         return Plan(backward_kernels.backward_queries, a, own, programs, strided, constants, (query_blocks,))
 
     def plan_keys() -> Plan:
@@ -292,7 +304,7 @@ def _backward_split(
         programs = key_blocks * _key_heads(a)
         own = key_tiles(a)
         constants: dict[str, Any] = {"LISTED": a.is_listed, "ROWS": a.tile[0], "TRANSPOSED": is_transposed(a)}
-        constants["KEPT"] = own.kept
+        constants["HELD"] = own.held
         return Plan(backward_kernels.backward_keys, a, own, programs, strided, constants, (key_blocks,))
 
     de = torch.empty(query_blocks * _heads(a), dtype=torch.float32, device=grad.device)
@@ -410,7 +422,7 @@ class Plan:
             *counts,
         )
         in_order = tuple(constants[name] for name in kernel.arg_names if name in constants)
-        plain = tuple((constants | {"HELD": False, "KEPT": 0})[name] for name in kernel.arg_names if name in constants)
+        plain = tuple((constants | {"HELD": 0})[name] for name in kernel.arg_names if name in constants)
         options = {"num_warps": tiles.warps, "num_stages": tiles.stages, "maxnreg": tiles.registers}
         self._launch = Launch(kernel, programs, in_order, options, None if plain == in_order else plain)
 

@@ -8,20 +8,26 @@ looked at before they run, and those that are spoilt run without keeping them (`
 from __future__ import annotations
 
 import functools
+import hashlib
 import re
 import subprocess
 import tempfile
 from collections.abc import Iterator
+from pathlib import Path
 from typing import NamedTuple
 
 import triton
+from triton.runtime.cache import get_cache_manager
 
 PRODUCT = re.compile(r"HGMMA\.64x(\d+)\S* R(\d+), (?:R(\d+), )?gdesc")
 BRANCH = re.compile(r"BRA\b.*?`\((\.\w+)\)")
 RESULT = re.compile(r"([A-Z0-9_.]+) (?:U?!?P[T\d]+, )*R(\d+)\b")
 LINE = re.compile(r"/\*[0-9a-f]{4,}\*/\s+(@!?U?P[T\d]+ )?(.*?)\s*;")
-NO_RESULT = ("RET", "CALL", "BRX", "WARPSYNC", "R2P", "NANOSLEEP")
+NO_RESULT = re.compile(r"RET|CALL|BRX|BAR|WARPSYNC|R2P|NANOSLEEP|[A-Z]SETP|FCHK")
 """Their first register is one they read."""
+FOUR, TWO = re.compile(r"\.128|\.MT?88\.4|[HI]MMA"), re.compile(r"\.64|\.WIDE|CS2R|\.MT?88\.2")
+"""Whose results take so many registers."""
+VERDICT = "operands-1.txt"
 
 
 class Instruction(NamedTuple):
@@ -33,7 +39,22 @@ class Instruction(NamedTuple):
 
 @functools.cache
 def is_spoilt(cubin: bytes) -> bool:
-    """Whether a kernel's machine code loses an operand that it should keep; also where there is no way to tell."""
+    """Whether a kernel's machine code loses an operand that it should keep; also where there is no way to tell.
+
+    What was found is kept where Triton keeps its kernels: disassembling one takes up to a second.
+    """
+    cache = get_cache_manager(hashlib.sha256(cubin).hexdigest())
+    known = cache.get_file(VERDICT)
+    if known is None:
+        spoilt = _disassembled_is_spoilt(cubin)
+        if spoilt is None:
+            return True
+        cache.put(str(spoilt), VERDICT, binary=False)
+        return spoilt
+    return Path(known).read_text() != str(False)
+
+
+def _disassembled_is_spoilt(cubin: bytes) -> bool | None:
     try:
         disassembler = triton.knobs.nvidia.nvdisasm.path
         with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
@@ -41,14 +62,16 @@ def is_spoilt(cubin: bytes) -> bool:
             file.flush()
             command = [disassembler, "-c", file.name]
             text = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60).stdout
-    except (OSError, RuntimeError, subprocess.SubprocessError):
-        return True
+    except (OSError, RuntimeError, ValueError, subprocess.SubprocessError):
+        return None
+    if LINE.search(text) is None:
+        return None
     return next(lost_operands(text), None) is not None
 
 
 def lost_operands(text: str) -> Iterator[str]:
-    """Products whose left operand comes into a loop from outside and is written within it, so that it is the right one
-    in the first turn alone.  `text`: machine code as nvdisasm shows it."""
+    """Products whose left operand was written both within some loop and outside of it, so that it can be the right one
+    only where the loop has not come to its end.  `text`: machine code as nvdisasm shows it."""
     code, labels = _parse(text)
     after = [_successors(code, labels, place) for place in range(len(code))]
     before: list[list[int]] = [[] for _ in code]
@@ -60,10 +83,9 @@ def lost_operands(text: str) -> Iterator[str]:
         found = PRODUCT.match(instruction.text)
         if found is None or found[3] is None:
             continue
-        around = [loop for loop in loops if place in loop]
         for register in range(int(found[3]), int(found[3]) + 4):
             sources = _sources(code, before, place, register)
-            if any(len({source in loop for source in sources}) == 2 for loop in around):
+            if any(len({source in loop for source in sources}) == 2 for loop in loops):
                 yield instruction.text
                 break
 
@@ -84,11 +106,9 @@ def _writes(text: str) -> range:
     product, result = PRODUCT.match(text), RESULT.match(text)
     if product is not None:
         return range(int(product[2]), int(product[2]) + int(product[1]) // 2)
-    if result is None or result[1].startswith(NO_RESULT):
+    if result is None or NO_RESULT.match(result[1]):
         return range(0)
-    wide = (
-        4 if re.search(r"\.128|\.M88\.4", result[1]) else 2 if re.search(r"\.64|\.WIDE|CS2R|\.M88\.2", result[1]) else 1
-    )
+    wide = 4 if FOUR.search(result[1]) else 2 if TWO.search(result[1]) else 1
     return range(int(result[2]), int(result[2]) + wide)
 
 

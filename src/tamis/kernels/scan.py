@@ -92,7 +92,8 @@ def _scan_tiles(
     s = _scores(
         q, k, scale, sight, b, h, q_first, first, zero, num_q, zero, num_k, key_end, PRECISION, BM, STEP, HIDDEN, RAW
     )  # fmt: skip
-    # A thread has two neighbours of every eight columns, so that up to here all it takes is its own.
+    # A thread has two neighbours of every eight columns: both maxima are taken of what is its own.  Neighbours are
+    # merged where there are two tiles, so that there are eight numbers in all.
     some = tl.reduce(tl.reshape(s, (BM, tiles, BN // 8, parts, tiles)), 4, _larger)
     some = tl.reduce(some, 2, _larger)
     places = (first // BN + tl.arange(0, tiles)[None, :]) * BM + tl.arange(0, BM)[:, None]

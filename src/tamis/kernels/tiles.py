@@ -98,8 +98,8 @@ def _held(x):
     """
     rows: tl.constexpr = x.shape[0]
     if x.dtype != tl.float32 and rows >= 64:
-        nothing = tl.dot(tl.zeros((rows, 16), x.dtype), tl.zeros((16, x.shape[1]), x.dtype), x.to(tl.float32))
-        x = nothing.to(x.dtype)
+        same = tl.dot(tl.zeros((rows, 16), x.dtype), tl.zeros((16, x.shape[1]), x.dtype), x.to(tl.float32))
+        x = same.to(x.dtype)
     return x
 
 
@@ -287,7 +287,7 @@ def _mix(x):
 
 
 @triton.jit
-def _kept(dropout, head, q_first, k_first, BM: tl.constexpr, BN: tl.constexpr, TRANSPOSED: tl.constexpr = False):
+def _kept(dropout, head, q_first, k_first, BM: tl.constexpr, BN: tl.constexpr):
     """Whether each weight of a tile stays: a hash of the seed, the head and the indices, the same every time.
 
     Those that stay count 1 / (1 - p), `dropout.scale`, which what they are summed into is multiplied by at the end.
@@ -302,4 +302,4 @@ def _kept(dropout, head, q_first, k_first, BM: tl.constexpr, BN: tl.constexpr, T
     cols = (k_first + tl.arange(0, BN)).to(tl.uint32)
     by_row = _mix(_mix(rows ^ low) + _mix(tl.cast(head, tl.uint32) ^ high)) | 1
     by_col = _mix(cols + high) | 1
-    return _by_query(by_row, TRANSPOSED) * _by_key(by_col, TRANSPOSED) >= dropout.threshold
+    return _by_query(by_row) * _by_key(by_col) >= dropout.threshold
