@@ -252,7 +252,7 @@ def test_any_model_of_attention_layers():
 @every_mechanism
 def test_an_empty_source_has_no_rows(mechanism):
     """Nothing of it is seen: its rows do not count, and the other sentence is as if it were alone."""
-    model = seq2seq(mechanism)
+    model = seq2seq(mechanism).double()  # one sentence or two: products are summed in another order
     source, target = Tokens(ids=torch.tensor([[3, 4], [5, 6]])), Tokens(ids=torch.tensor([[1, 3], [1, 4]]))
     empty = replace(source, mask=torch.tensor([[True, True], [False, False]]))
     found = analyze(model, [Sentences(source=empty, target=target)], shown=[1])
