@@ -130,24 +130,12 @@ def test_decoding_is_what_few_queries_of_many_keys_without_gradients_do(monkeypa
         tamis.entmax_attention(query, key, key, backend="triton", **options)
         return taken.pop()
 
-    assert (
-        path()
-        == path(4)
-        == path(7, 896)
-        == path(16, 2048)
-        == path(keys=5000, is_causal=True)
-        == path(window=5)
-        == "decode"
-    )
-    assert (
-        path(keys=511)
-        == path(7, 895)
-        == path(16, 2047)
-        == path(17, 5000)
-        == path(trains=True)
-        == path(dropout_p=0.1)
-        == "forward"
-    )
+    assert path() == path(keys=5000, is_causal=True) == path(window=5) == "decode"
+    assert path(trains=True) == path(dropout_p=0.1) == "forward"
+    for queries, keys in ((1, 512), (4, 512), (7, 896), (16, 2048)):
+        assert path(queries, keys) == "decode"
+        assert path(queries, keys - 1) == "forward"
+    assert path(17, 5000) == "forward"
     packed = {"cu_seqlens_q": torch.tensor([0, 1]), "cu_seqlens_k": torch.tensor([0, 512])}
     assert path(**packed) == "forward"
     with torch.no_grad():

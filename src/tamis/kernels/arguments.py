@@ -127,7 +127,8 @@ class Arguments(NamedTuple):
 LONG = 1024
 """Keys from which on loops are split, and tiles without weights skipped."""
 FEW, MANY = 16, 512
-"""Queries up to which, and keys for every four of them from which on, decoding has kernels of its own."""
+"""Queries up to which decoding has kernels of its own, and the keys from which on: for four queries or fewer; for more,
+as many times more."""
 PAGE_UNIT = 16
 """Keys that decoding skips together; with bounds of their norms, a page is a number of these."""
 TENSORS = 13
