@@ -422,7 +422,7 @@ def bench_train(
 def bench_context(output: Path | None = None, length: int = 1 << 16, new: int = 32, repeats: int = 3) -> None:
     """Time and memory of one long text, to train on and to continue: sparse attention beside softmax and flash.
 
-    The table is printed; with --output its numbers are also written there as context-cuda.json or context-cpu.json.
+    The table is printed; with --output its numbers are also written there as context-gpu.json or context-cpu.json.
     """
     from tamis.bench.context import run
 

@@ -67,7 +67,8 @@ def run(
         )
         if output is not None:  # what is there stays if a later arm does not end
             settings = {"length": length, "new": new, "repeats": repeats, "size": sizes, "precision": _precision(place)}
-            save(output / f"context-{place.type}.json", {"machine": machine(), "settings": settings, "rows": rows})
+            record = {"benchmark": "one long text", "machine": machine(), "settings": settings, "rows": rows}
+            save(output / f"context-{'gpu' if place.type == 'cuda' else place.type}.json", record)
     table = Table(title=f"one text of {length:,} tokens, {_precision(place)}, on {place.type}")
     for column in ("attention", "step s", "GB", "prefill s", "GB", "decode ms/token", "GB", "keys with a weight"):
         table.add_column(column, justify="left" if column == "attention" else "right")

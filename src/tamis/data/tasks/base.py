@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import Any, ClassVar, TypeVar
@@ -82,8 +83,9 @@ class SequenceTask(ABC):
         wanted = SPLITS[choose("split", split, SPLITS)]
         found: list[tuple[Tensor, Tensor]] = []
         total = 0
+        enough = 4 * count // len(wanted) + 4 * math.isqrt(count)  # as a rule, so that there is one draw
         for _ in range(ROUNDS):
-            source, target = self.pairs(count, length, generator)
+            source, target = self.pairs(enough, length, generator)
             quarter = quarters(source)
             kept = ((quarter >= wanted[0]) & (quarter <= wanted[-1])).nonzero().squeeze(1)
             found.append((source[kept], target[kept]))
