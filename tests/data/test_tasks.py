@@ -35,7 +35,7 @@ def sort(task, source):
 
 
 def mqmtar(task, source):
-    context, queries = source[: -3 * task.queries], source[-3 * task.queries :]
+    context, queries = source[: source.index(2)], source[source.index(2) :]
     known, place = {}, 0
     while place < len(context):
         if context[place] == 0:
@@ -48,8 +48,8 @@ def mqmtar(task, source):
         place += 6
     assert len(known) == int(0.8 * len(context) / 6 + 1e-9)
     asked = [tuple(queries[place + 1 : place + 3]) for place in range(0, len(queries), 3)]
-    assert queries[::3] == [2] * task.queries
-    assert len(set(asked)) == task.queries
+    assert len(set(asked)) == min(task.queries, len(known))
+    assert queries[::3] == [2] * len(set(asked))
     return [token for key in asked for token in [2, *known[key]]]
 
 
@@ -124,6 +124,13 @@ def test_rows_are_framed_and_answers_right(name, length, split):
         assert target == ORACLES[name](task, source)
         assert all(0 <= symbol < task.num_symbols for symbol in source + target)
     assert task.vocab_size == task.num_symbols + 3
+
+
+@pytest.mark.parametrize(("length", "queries"), [(8, 1), (14, 1), (15, 2), (22, 2), (23, 3), (29, 3), (30, 4)])
+def test_a_short_context_is_asked_for_all_of_its_pairs(length, queries):
+    for source, target in zip(*(rows.tolist() for rows in MQMTAR().pairs(20, length, stream(0))), strict=True):
+        assert len(source) == length + 3 * queries
+        assert target == mqmtar(MQMTAR(), source)
 
 
 @pytest.mark.parametrize(
@@ -215,7 +222,7 @@ def test_shares_of_commands_and_depths_of_keys():
         (lambda: Reverse().generate(2, 0, stream(0)), "length of at least 1, got 2 and 0"),
         (lambda: Reverse().generate(0, 5, stream(0)), "count of at least 1"),
         (lambda: Reverse().generate(2, 5, stream(0), "tset"), "did you mean 'test'"),
-        (lambda: MQMTAR().generate(2, 29, stream(0)), "29 places hold 3 pairs, too few for 4 queries"),
+        (lambda: MQMTAR().generate(2, 7, stream(0)), "length of at least 8, got 2 and 7"),
         (lambda: distinct(1, 5, 4, stream(0)), "no 5 different integers below 4"),
         (lambda: LocalCount(symbols=1), "at least 2 symbols"),
         (lambda: Passkey(digits=0), "needs 1 to 14 digits"),
