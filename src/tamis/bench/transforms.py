@@ -263,7 +263,10 @@ def _gpu_learned(scores: Tensor, alpha: float, repeats: int) -> list[Row]:
 
     z, a = (x.detach()[:CHECKED].double().requires_grad_() for x in (leaf, alphas))
     exact = gradients(z, a, upstream[:CHECKED].double(), "reference")[1]
-    error = ((ours()[1][:CHECKED] - exact).norm() / exact.norm()).item()
+    # Rounded scores may lie at the threshold, where the gradient jumps: at alpha = 2 in bf16 in one row of fourteen.
+    threshold, _ = functional.entmax_threshold(z.detach(), alpha)
+    clear = ((alpha - 1.0) * z.detach() - threshold).abs().amin(-1) > 1e-9
+    error = ((ours()[1][:CHECKED] - exact)[clear].norm() / exact[clear].norm()).item()
     _refuse(error, 1e-3 if scores.dtype == torch.float32 else 2e-2)
     row: Row = {"pass": "forward+backward, learned alpha", "errors": {"tamis": error}}
     return [row | _beside(ours, "softmax", _passes(scores)["forward+backward"](_softmax), repeats)]
