@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch import nn
 from typer.testing import CliRunner
 
 from tamis.cli import app
@@ -12,6 +13,7 @@ from tamis.data.batching import Position
 from tamis.data.tasks import TASKS
 from tamis.demo import lengths as demo
 from tamis.models import CausalLM, CausalLMConfig
+from tamis.nn.layers import TransformerLayer
 from tamis.task_runs import evaluate_task, plot_tasks, read_task_recipe, train_task
 from tamis.training import GeneratedTask, Process, TaskConfig, Trainer, TrainingConfig
 from tamis.training.journal import Display
@@ -28,11 +30,11 @@ def settings(**changes):
     return TrainingConfig(**(base | changes))
 
 
-def trainer(folder, config=SMALL, **changes):
+def trainer(folder, config=SMALL, model=None, **changes):
     training = settings(**changes)
     torch.manual_seed(0)
     sizes = {"embed_dim": 32, "num_heads": 2, "ffn_dim": 64, "num_layers": 1}
-    model = CausalLM(CausalLMConfig(vocab_size=config.build().vocab_size, **sizes))
+    model = CausalLM(CausalLMConfig(vocab_size=config.build().vocab_size, **(sizes | (model or {}))))
     return Trainer(model, GeneratedTask(config, training), training, folder, tiny.HERE, display=Display(quiet=True))
 
 
@@ -285,3 +287,33 @@ def test_the_demo_trains_prints_and_draws(tmp_path):
 def test_only_evaluated_runs_of_one_task_are_drawn(recipe, tmp_path):
     with pytest.raises(FileNotFoundError, match="run `tamis tasks evaluate` on it first"):
         plot_tasks([tmp_path], tmp_path / "x.png")
+
+
+@pytest.mark.parametrize("mechanism", ["softmax", "entmax", "asentmax", "rela"])
+def test_layers_alike_are_compiled_once(tmp_path, monkeypatch, mechanism):
+    def compiled(module, **arguments):
+        nn.Module.compile(module, backend="eager", **arguments)  # traced alike, and nothing to wait for
+
+    def graphs():
+        return torch._dynamo.utils.counters["stats"]["unique_graphs"]
+
+    def observe(model):
+        before = graphs()
+        model(torch.ones(1, 2, dtype=torch.int64))  # of a shape that would be compiled anew
+        assert graphs() == before
+        return {}
+
+    monkeypatch.setattr(TransformerLayer, "compile", compiled)
+    found = {}
+    for name, compile in (("plain", False), ("compiled", True)):
+        model = {"num_layers": 10, "mechanism": mechanism, "position": "nape"}
+        run = trainer(tmp_path / name, model=model, steps=6, checkpoint_every=3, compile=compile)
+        run.observe = observe
+        torch._dynamo.reset()
+        before = graphs()
+        run.run()
+        found[name] = graphs() - before
+    assert found == {"plain": 0, "compiled": 2}  # one of training, one of validation
+    for plain, compiled in zip(tiny.losses(tmp_path / "plain"), tiny.losses(tmp_path / "compiled"), strict=True):
+        key = "loss" if "loss" in plain else "valid_loss"
+        assert compiled[key] == pytest.approx(plain[key], rel=1e-5)

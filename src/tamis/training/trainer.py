@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from tamis.data.batching import Position, Prefetcher
 from tamis.mechanisms.entmax import LearnedAlpha
 from tamis.models.pretrained import CONFIG, PretrainedModel
+from tamis.nn.layers import TransformerLayer
 from tamis.training import distributed, guards
 from tamis.training.checkpoint import CheckpointError, Checkpoints, average
 from tamis.training.distributed import Process
@@ -90,8 +91,9 @@ class Trainer:
         self.score, self.observe = score, observe
         self.kind = type(model)  # sharding gives the model another class
         self.model = model.to(process.device).train()
+        if config.compile:
+            self._compile_layers()
         self.spread = distributed.spread(self.model, config.parallel, process)
-        self.called = torch.compile(self.spread, dynamic=True) if config.compile else self.spread
         self.graphs = self._graphs() if config.cuda_graphs else None
         self.optimizer = build_optimizer(self.model, config)
         self.ema = MovingAverage(self.model, config.ema) if config.ema else None
@@ -104,6 +106,8 @@ class Trainer:
         self.checkpoints.folder.mkdir(parents=True, exist_ok=True)
         with ExitStack() as stack:
             stack.enter_context(guards.deterministic(self.config.deterministic))
+            if self.config.compile:  # lengths have kernels of their own, and those of source and target combine
+                stack.enter_context(torch._dynamo.config.patch(recompile_limit=64))
             self._resume()
             self.recorder = stack.enter_context(
                 Recorder(self.state, self.config, self.folder, self.display, self.process.leads)
@@ -194,9 +198,15 @@ class Trainer:
     def _backward(self, part: Any, factor: float | Tensor) -> Tensor:
         """Add the gradients of a part's loss times a factor; returns the loss."""
         with self._autocast():
-            loss = self.task.loss(self.called, part.to(self.process.device, non_blocking=True))
+            loss = self.task.loss(self.spread, part.to(self.process.device, non_blocking=True))
         (loss * factor).backward()
         return loss.detach()
+
+    def _compile_layers(self) -> None:
+        """One by one: layers alike share what is compiled, so that it takes no longer for many than for one."""
+        for module in self.model.modules():
+            if isinstance(module, TransformerLayer):
+                module.compile(dynamic=True)
 
     def _graphs(self) -> GraphedBackward | None:
         if self.process.world > 1:
@@ -236,17 +246,19 @@ class Trainer:
             sums = torch.zeros(3, dtype=torch.float64, device=self.process.device)
             with torch.no_grad(), self._autocast():
                 for part in self.task.validation(self.process):
-                    sums += torch.stack(self.task.measure(self.called, part.to(self.process.device, non_blocking=True)))
+                    sums += torch.stack(self.task.measure(self.spread, part.to(self.process.device, non_blocking=True)))
             loss, correct, tokens = self.process.total(sums).tolist()
             record["valid_loss"] = loss / max(tokens, 1.0)
             if self.config.loss == "cross-entropy":
                 record["valid_perplexity"] = math.exp(min(record["valid_loss"], 100.0))
             record["valid_accuracy"] = correct / max(tokens, 1.0)
             model = self._whole_model()
-            if self.observe is not None and self.process.leads:
-                record |= self.observe(model)
-            if self.score is not None and self.process.leads:
-                record["valid_bleu"] = self.score(model)
+            # What looks into layers or decodes would have them compiled anew.
+            with torch.compiler.set_stance("force_eager") if self.config.compile else nullcontext():
+                if self.observe is not None and self.process.leads:
+                    record |= self.observe(model)
+                if self.score is not None and self.process.leads:
+                    record["valid_bleu"] = self.score(model)
         value = -record.get("valid_bleu", 0.0) if self.config.monitor == "bleu" else record["valid_loss"]
         record["best"] = self.state.judge(self.process.agree(value))
         self.recorder.validated(record)

@@ -19,8 +19,8 @@ class MQMTAR(SequenceTask):
 
     floor(0.8 n / 6) pairs `k k 1 v v 0` in n places, the rest of them 0, then four queries `2 k k`; the target is
     `2 v v` for each.  Keys and values are two symbols of 3 to 258.  Taken here: keys are different, so are the four
-    that are asked for, every arrangement of pairs is equally likely, and where there are fewer than four pairs (below 30
-    places, which the paper does not have) there are as many queries as pairs.
+    that are asked for, every arrangement of pairs is equally likely, and where there are fewer than four pairs (below
+    30 places, which the paper does not have) there are as many queries as pairs.
     """
 
     symbols: int = 256
