@@ -91,6 +91,7 @@ def test_what_is_captured_may_be_compiled(data, tmp_path):
     tiny.trainer(data, tmp_path / "plain", **changes).run()
     trainer = graphed(tiny.trainer(data, tmp_path / "both", **changes, compile=True, cuda_graphs=True))
     trainer.run()
+    assert trainer.model.decoder[0]._compiled_call_impl is not None
     for plain, both in zip(tiny.losses(tmp_path / "plain"), tiny.losses(tmp_path / "both"), strict=True):
         key = "loss" if "loss" in plain else "valid_loss"
         assert both[key] == pytest.approx(plain[key], rel=1e-4)

@@ -152,7 +152,7 @@ def test_every_task_has_a_recipe():
 
 @pytest.mark.parametrize("path", sorted(RECIPES / f"{name}.toml" for name in NAMES), ids=lambda path: path.stem)
 def test_shipped_recipes_are_read_with_all_their_arms(path):
-    assert {"short", "softmax", "ssmax", "entmax", "asentmax"} == set(arms_of(path))
+    assert {"short", "softmax", "ssmax", "entmax", "asentmax"} <= set(arms_of(path))
     for arms in ([], ["short"], *([arm] for arm in arms_of(path)), ["short", "softmax"]):
         recipe = read_task_recipe(path, arms=arms)
         assert recipe.name == recipe.task.name == path.stem

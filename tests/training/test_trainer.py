@@ -275,11 +275,22 @@ def test_streams_of_random_numbers_differ():
     assert all(0 <= seed < 2**63 for seed in seeds)
 
 
-def two_processes(data, folder, **settings):
+@pytest.mark.slow
+@pytest.mark.parametrize("parallel", ["ddp", "fsdp"])
+def test_two_processes_compiled(data, tmp_path, parallel):
+    settings = {"dropout": 0.0, "steps": 4, "mechanism": "softmax"}
+    tiny.trainer(data, tmp_path / "one", **settings).run()
+    two_processes(data, tmp_path / "two", 900, **settings, parallel=parallel, compile=True)
+    for one, two in zip(tiny.losses(tmp_path / "one"), tiny.losses(tmp_path / "two"), strict=True):
+        key = "loss" if "loss" in one else "valid_loss"
+        assert two[key] == pytest.approx(one[key], rel=1e-4)
+
+
+def two_processes(data, folder, seconds=180, **settings):
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"}
     launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     command = [*launch, tiny.__file__, str(data.folder.parent), str(folder), json.dumps(settings)]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=180)
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=seconds)
     assert done.returncode == 0, done.stderr[-3000:]
 
 
