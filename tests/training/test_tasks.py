@@ -137,7 +137,7 @@ def test_a_run_in_two_sittings_is_the_run_in_one(tmp_path):
         ({"lengths": (6, 3)}, "lengths of reverse must ascend from 1 or more"),
         ({"lengths": (3,)}, "two ints"),
         ({"lengths": 3}, "two ints"),
-        ({"name": "mqmtar", "options": {}, "lengths": (20, 40)}, "20 places hold 2 pairs"),
+        ({"name": "mqmtar", "options": {"symbols": 1}, "lengths": (20, 40)}, "no 2 different integers below 1"),
         ({"batch_size": 0}, "batch_size must be an int of at least 1"),
     ],
 )
