@@ -362,12 +362,21 @@ def bench_solver(output: Path | None = None, rows: int = 300) -> None:
 
 
 @command(bench, "kernels")
-def bench_kernels(short: bool = False, relu: bool = False, output: Path | None = None) -> None:
+def bench_kernels(
+    short: bool = False,
+    relu: bool = False,
+    activations: bool = False,
+    norm: bool = False,
+    output: Path | None = None,
+) -> None:
     """Time the fused GPU kernels against F.scaled_dot_product_attention and the peers that are installed.
 
-    Rows of 4k to 64k keys of entmax, with --relu of ReLU attention; with --short, of up to 512, as in translation.  The
-    table is printed; with --output its numbers and a picture are also written there.
+    Rows of 4k to 64k keys of entmax, with --relu of ReLU attention, with --activations of leaky relu, gelu and sigmoid;
+    with --short, of up to 512, as in translation; with --norm, the norm of ReLA.  The table is printed; with --output
+    its numbers, and of attention a picture, are also written there.
     """
+    if sum((short, relu, activations, norm)) > 1:
+        raise SystemExit("--short, --relu, --activations and --norm are benchmarks of their own: give one of them")
     if short:
         from tamis.bench.kernels import run_short
 
@@ -376,6 +385,14 @@ def bench_kernels(short: bool = False, relu: bool = False, output: Path | None =
         from tamis.bench.relu import run as run_relu
 
         run_relu(output)
+    elif activations:
+        from tamis.bench.relu import run_others
+
+        run_others(output)
+    elif norm:
+        from tamis.bench.norm import run as run_norm
+
+        run_norm(output)
     else:
         from tamis.bench.long import run
 
@@ -384,7 +401,7 @@ def bench_kernels(short: bool = False, relu: bool = False, output: Path | None =
 
 @command(bench, "cache")
 def bench_cache(output: Path | None = None) -> None:
-    """Time attention of one token to a long cache on a GPU against dense attention, and a whole model's tokens/s.
+    """Time attention of one to sixteen queries to a long cache on a GPU against dense attention, and a whole model's tokens/s.
 
     The tables are printed; with --output their numbers are also written there as cache-gpu.json.
     """

@@ -22,6 +22,7 @@ from tamis.kernels import arguments, launch, launch_decode
 LONGER: dict[str, tuple[Any, ...]] = {**FACTORS, "lengths": ((300, 300), (1, 900), (200, 1100), (700, 130))}
 LONGER["structure"] = ("full", "causal", "window", "causal alibi", "positions")
 FEW: dict[str, tuple[Any, ...]] = {**FACTORS, "lengths": ((1, 50), (3, 900), (16, 1100)), "dropout": (0.0,)}
+FEW["groups"] = (1, 2, 4)
 FEW["structure"] = ("full", "causal", "window", "causal alibi")
 
 

@@ -17,6 +17,7 @@ decoding = pytest.mark.usefixtures("everything_is_decoding")
 FEW = {
     **FACTORS,
     "lengths": ((1, 150), (1, 64), (2, 300), (16, 1100)),
+    "groups": (1, 2, 4),
     "structure": ("full", "causal", "causal window", "causal alibi", "positions"),
     "dropout": (0.0,),
 }

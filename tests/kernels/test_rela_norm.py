@@ -3,11 +3,11 @@
 import pytest
 import torch
 
-from tamis.kernels import dispatch
+from tamis.kernels import norm_ops
 from tamis.mechanisms.rela import EPSILON, ReLANorm
 
 pytest.importorskip("triton")
-from tamis.kernels.rela_norm import RelaNorm
+from tamis.kernels.norm_ops import rela_norm
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 DTYPES = (torch.float32, torch.float16, torch.bfloat16) if DEVICE == "cuda" else (torch.float32, torch.float16)
@@ -48,7 +48,7 @@ def test_interpreted_agrees_with_plain_operations(shape, variant, dtype):
 
 def agrees(shape, variant, dtype):
     norm, z, grad = inputs(shape, dtype, variant)
-    y = RelaNorm.apply(z, norm.gain, norm.gate, EPSILON)
+    y = rela_norm(z, norm.gain, norm.gate, EPSILON)
     assert y.dtype == dtype
     found = [y, *torch.autograd.grad(y, (z, *norm.parameters()), grad)]
     reference = exact(norm, z, grad)
@@ -65,21 +65,58 @@ def agrees(shape, variant, dtype):
 def test_no_rows():
     z = torch.empty(0, 16, requires_grad=True)
     gain = torch.ones(16, requires_grad=True)
-    y = RelaNorm.apply(z, gain, None, EPSILON)
+    y = rela_norm(z, gain, None, EPSILON)
     dz, dgain = torch.autograd.grad(y, (z, gain), torch.empty(0, 16))
     assert y.shape == dz.shape == (0, 16)
     assert (dgain == 0.0).all()
 
 
-def test_plain_operations_where_no_kernel_runs():
-    assert not dispatch.can_norm(torch.ones(2, 8))
+@pytest.mark.skipif(DEVICE == "cuda", reason="runs compiled")
+def test_plain_operations_where_no_kernel_runs(monkeypatch):
+    z = torch.ones(2, 8)
+    assert "torch.float64" in norm_ops.obstacle(z.double())
+    assert "8192 channels, got 8193" in norm_ops.obstacle(torch.ones(1, norm_ops.MAX_CHANNELS + 1))
+    torch.func.vmap(lambda row: check("torch.func", row))(z)
+    with torch.autograd.forward_ad.dual_level():
+        check("forward-mode", z)
+    monkeypatch.delenv("TRITON_INTERPRET")
+    assert "CUDA" in norm_ops.obstacle(z)
+
+
+def check(words, z):
+    assert words in norm_ops.obstacle(z)
+    return z
+
+
+@pytest.mark.skipif(DEVICE == "cuda", reason="runs compiled")
+@pytest.mark.parametrize("variant", ["g", "i", "rms"])
+def test_operations_are_registered_as_torch_expects(variant):
+    norm, z, grad = inputs((2, 3, 24), torch.float32, variant)
+    parts = [None if x is None else x.detach() for x in (norm.gain, norm.gate)]
+    arguments = (z.detach(), *parts, EPSILON)
+    torch.library.opcheck(norm_ops.norm_forward, arguments)
+    torch.library.opcheck(norm_ops.norm_backward, (*arguments, grad))
+
+
+def test_the_compiler_sees_one_operation():
+    norm, z, grad = inputs((4, 5, 64), torch.float32, "g")
+    leaves = (z, *norm.parameters())
+
+    def run(norm_of):
+        y = norm_of(z, norm.gain, norm.gate, EPSILON)
+        return [y, *torch.autograd.grad(y, leaves, grad)]
+
+    backend = "inductor" if DEVICE == "cuda" else "aot_eager"
+    for ours, eager in zip(run(torch.compile(rela_norm, fullgraph=True, backend=backend)), run(rela_norm), strict=True):
+        assert torch.equal(ours, eager)
 
 
 @pytest.mark.gpu
 def test_the_layer_takes_the_kernel_unless_it_cannot():
     z = torch.randn(4, 64, device="cuda")
-    assert dispatch.can_norm(z)
-    assert not dispatch.can_norm(z.double())
-    assert not dispatch.can_norm(torch.randn(1, 2 * dispatch.MAX_NORM_CHANNELS, device="cuda"))
+    assert norm_ops.obstacle(z) is None
     norm = ReLANorm(64, 16).cuda()
     torch.testing.assert_close(norm(z), torch.compile(norm, fullgraph=True)(z))
+    tangent = torch.randn_like(z)
+    exact = torch.func.jvp(norm.double(), (z.double(),), (tangent.double(),))[1]
+    torch.testing.assert_close(torch.func.jvp(norm.float(), (z,), (tangent,))[1].double(), exact, rtol=1e-5, atol=1e-5)

@@ -1,4 +1,4 @@
-"""`tamis bench cache`: attention of one new token to a long cache on a GPU, beside dense attention.
+"""`tamis bench cache`: attention of one to sixteen queries to a long cache on a GPU, beside dense attention.
 
 Keys are normal, so that weights lie anywhere: the worst case for reading values only where there are some.  Queries are
 scaled until at most 2 % of the weights at alpha 1.5 are not zero, and once more to be sharper.  Times are replays of
@@ -50,12 +50,15 @@ class Case:
     context: int
     batch: int
     sharp: bool = False
+    queries: int = 1
+    """Of a sequence, such as the hypotheses of a beam: all see all of it."""
 
 
 # What the claims are about comes first, so that it is there if somebody loses patience.
 CASES = [
     Case(context, batch, sharp) for context in (131072, 32768, 8192) for batch in (1, 16) for sharp in (False, True)
 ]
+CASES += [Case(context, batch, queries=queries) for context in (131072, 8192) for batch in (1, 16) for queries in (4, 16)]
 MODEL_CASES = [Case(context, batch) for context in (131072, 32768) for batch in (1, 8)]
 BEFORE_MODELS = 2
 """Of the cases, those before the models': both of one sequence at the greatest length."""
@@ -67,7 +70,8 @@ def run(output: Path | None, cases: list[Case] | None = None, model_cases: list[
     record: dict[str, Any] = {"benchmark": "cache", "machine": machine(), "dtype": "bfloat16", "heads": HEADS}
     record |= {"key_heads": KEY_HEADS, "head_dim": HEAD_DIM, "page": PAGE, "model": asdict(MODEL)}
     record |= {"rows": [], "models": []}
-    cases, model_cases = cases or CASES, model_cases or MODEL_CASES
+    cases = CASES if cases is None else cases
+    model_cases = MODEL_CASES if model_cases is None else model_cases
     todo = [("rows", row, case) for case in cases[:BEFORE_MODELS]]
     todo += [("models", model_row, case) for case in model_cases]
     todo += [("rows", row, case) for case in cases[BEFORE_MODELS:]]
@@ -115,7 +119,7 @@ class Cache:
 
     def __init__(self, case: Case, device: str) -> None:
         self.generator = torch.Generator(device).manual_seed(0)
-        self.query = self._normal(case.batch, HEADS, 1, HEAD_DIM)
+        self.query = self._normal(case.batch, HEADS, case.queries, HEAD_DIM)
         self.key, self.value = (self._normal(case.batch, KEY_HEADS, case.context, HEAD_DIM) for _ in range(2))
         self.alphas = torch.linspace(1.1, 1.9, HEADS, device=device)
         self.query *= 0.125
@@ -154,7 +158,7 @@ class Cache:
 
     def dense(self) -> dict[str, Callable[[], Tensor]]:
         """SDPA with query heads in groups, and with those of a group as queries of one head, which reads as little."""
-        packed = self.query.view(-1, KEY_HEADS, HEADS // KEY_HEADS, HEAD_DIM)
+        packed = self.query.view(self.query.shape[0], KEY_HEADS, -1, HEAD_DIM)
         calls: dict[str, Callable[[], Tensor]] = {}
         for name, backend in DENSE.items():
             calls[name] = partial(self._sdpa, backend, self.query)
@@ -232,15 +236,16 @@ def model_row(case: Case, device: str = "cuda") -> dict[str, Any]:
 def _print(record: dict[str, Any]) -> None:
     shape = f"{HEADS} query heads, {KEY_HEADS} key heads of {HEAD_DIM}"
     ours = (*OURS, "learned alpha", "pages", "pages, alibi", "pages, alibi, norms")
-    table = Table(title=f"one token, bf16, {shape}: times over the best dense attention")
-    for column in ("context", "batch", "support", "best dense", "us", *ours):
+    table = Table(title=f"few queries, bf16, {shape}: times over the best dense attention")
+    for column in ("context", "batch", "queries", "support", "best dense", "us", *ours):
         table.add_column(column, justify="right")
     for line in record["rows"]:
         over = line["over_best_dense"]
         best = min((name for name in over if name.startswith(("sdpa", "flex"))), key=over.__getitem__)
         ratios = [f"{over[name]:.2f}x" if name in over else "-" for name in ours]
         us = f"{line['times'][best]['us']:.0f}"
-        table.add_row(str(line["context"]), str(line["batch"]), f"{line['support']:.1%}", best, us, *ratios)
+        sizes = (str(line[name]) for name in ("context", "batch", "queries"))
+        table.add_row(*sizes, f"{line['support']:.1%}", best, us, *ratios)
     Console(width=150).print(table)
     table = Table(title="tokens/s of a whole model")
     for column in ("context", "batch", *MECHANISMS):

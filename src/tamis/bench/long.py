@@ -176,8 +176,8 @@ class Inputs:
             return {"unsupported": str(error).strip().splitlines()[-1][:120]}
 
     @torch.no_grad()
-    def _sparsity(self) -> dict[str, float]:
-        """Shares of tiles and of weights that are not zero in the first of ours, and its error in the last outputs."""
+    def _sparsity(self) -> dict[str, Any]:
+        """Shares of tiles and of weights that are not zero in the first of ours, and errors in the last outputs."""
         from tamis.kernels import launch
         from tamis.kernels.arguments import Arguments
 
@@ -191,19 +191,22 @@ class Inputs:
         last = slice(self.case.length - 128, None)
         query, key, value = (x[:1, :2].double() for x in (self.query, self.key, self.value))
         slopes = None if self.slopes is None else self.slopes[:2].double()
-        settings = self._settings(self.ours[0])
-        weights = functional.attention_weights(
-            query[:, :, last], key, is_causal=self.case.causal, alibi_slopes=slopes, **settings
-        )
-        exact = weights @ value
-        ours = self._ours(self.ours[0])[:1, :2, last].double()
-        error = ((ours - exact).norm() / exact.norm()).item()
-        if not error < 5e-3:
-            raise RuntimeError(f"{self.case}: off by {error:g}")
+        shares, errors = {}, {}
+        for name in self.ours:
+            settings = {key: x[:2].double() if isinstance(x, Tensor) else x for key, x in self._settings(name).items()}
+            weights = functional.attention_weights(
+                query[:, :, last], key, is_causal=self.case.causal, alibi_slopes=slopes, **settings
+            )
+            exact = weights @ value
+            ours = self._ours(name)[:1, :2, last].double()
+            shares[name] = (weights != 0.0).double().mean().item()
+            errors[name] = ((ours - exact).norm() / exact.norm()).item()
+            if not errors[name] < 5e-3:
+                raise RuntimeError(f"{self.case}: {name} is off by {errors[name]:g}")
         return {
             "tiles": (tiles.sum((-1, -2)) / pairs).mean().item(),
-            "weights": (weights > 0.0).double().mean().item(),
-            "error": error,
+            "weights": shares[self.ours[0]],
+            "errors": errors,
         }
 
 
@@ -226,10 +229,10 @@ def over(row: dict[str, Any], name: str, peer: str, what: str = "both_ms") -> fl
     return None if own is None or other is None else own / other
 
 
-def _print(rows: list[dict[str, Any]], first: str, second: str) -> None:
+def _print(rows: list[dict[str, Any]], first: str, *others: str) -> None:
     table = Table(title=f"{first}: bf16, H {HEADS}; times over those of SDPA")
     columns = ("N", "D", "", "tiles", "weights", "forward ms", "/ flash", "/ cudnn", "both ms", "/ flash", "/ cudnn")
-    for column in (*columns, f"{second} / {first}", "MiB / flash"):
+    for column in (*columns, *(f"{other} / {first}" for other in others), "MiB / flash"):
         table.add_column(column, justify="right")
     for row in rows:
         shown = [str(row["length"]), str(row["dim"]), "causal" if row["causal"] else "full"]
@@ -237,7 +240,7 @@ def _print(rows: list[dict[str, Any]], first: str, second: str) -> None:
         for what in ("forward_ms", "both_ms"):
             shown.append(f"{row['times'][first][what]:.2f}")
             shown += [_ratio(over(row, first, peer, what)) for peer in DENSE]
-        shown.append(_ratio(over(row, second, first)))
+        shown += [_ratio(over(row, other, first)) for other in others]
         table.add_row(*shown, _ratio(over(row, first, "sdpa flash", "peak_mib")))
     Console(width=140).print(table)
 

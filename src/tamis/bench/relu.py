@@ -30,8 +30,15 @@ CASES = [
 ]
 
 
+OTHER_CASES = [Case(length, dim, causal) for length in (4096, 16384) for dim in (64, 128) for causal in (True, False)]
+
+
 def run(output: Path | None, cases: list[Case] | None = None) -> None:
     run_long(output, cases or CASES, ReluInputs)
+
+
+def run_others(output: Path | None, cases: list[Case] | None = None) -> None:
+    run_long(output, cases or OTHER_CASES, OtherInputs)
 
 
 class ReluInputs(Inputs):
@@ -57,6 +64,17 @@ class ReluInputs(Inputs):
         torch.compiler.reset()  # one shape is compiled after the other
         call = functools.partial(flex_relu_attention, self.query, self.key, self.value, self.case.causal)
         return {"flex log-relu": self._time(call)}
+
+
+class OtherInputs(ReluInputs):
+    """The other activations, which have a weight, be it a small one, for nearly every score."""
+
+    file = "kernels-long-activations-gpu"
+    ours = ("relu", "leaky relu", "gelu", "sigmoid")
+
+    @staticmethod
+    def has_peers(case: Case) -> bool:
+        return False
 
 
 def flex_relu_attention(query: Tensor, key: Tensor, value: Tensor, is_causal: bool) -> Tensor:

@@ -8,6 +8,7 @@ import os
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 from tamis.attention.checks import Call
 from tamis.attention.rules import ActivationRule, EntmaxRule, Rule
@@ -15,8 +16,7 @@ from tamis.kernels.arguments import ELEMENTWISE_RULES, FEW, Arguments
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 MAX_HEAD_DIM = 256
-MAX_NORM_CHANNELS = 8192
-"""Of a row, which one program holds in registers."""
+PLAIN = "torch.func transforms and forward-mode derivatives need the plain operations"
 _HAS_TRITON = importlib.util.find_spec("triton") is not None
 
 
@@ -25,8 +25,8 @@ def obstacle(call: Call, rule: Rule) -> str | None:
     visibility = call.visibility
     if (reason := _machine(call.query.device.type)) is not None:
         return reason
-    if not torch.compiler.is_compiling() and torch._C._functorch.peek_interpreter_stack() is not None:
-        return "torch.func transforms need the plain operations"
+    if needs_plain_operations():
+        return PLAIN
     if call.query.dtype not in DTYPES:
         return f"there are kernels for fp16, bf16 and fp32, not for {call.query.dtype}"
     if max(call.query.shape[3], call.value.shape[3]) > MAX_HEAD_DIM:
@@ -35,6 +35,13 @@ def obstacle(call: Call, rule: Rule) -> str | None:
         if x is not None and x.requires_grad and torch.is_grad_enabled():
             return f"{name} needs a gradient"
     return _rule_obstacle(rule)
+
+
+def needs_plain_operations() -> bool:
+    """Whether somebody differentiates in a way that no kernel has: a transform of torch.func, or forward mode."""
+    if torch.compiler.is_compiling():
+        return False
+    return torch._C._functorch.peek_interpreter_stack() is not None or forward_ad._current_level >= 0
 
 
 def page_obstacle(call: Call, rule: Rule) -> str | None:
@@ -140,19 +147,6 @@ def _arguments(call: Call, rule: Rule, dropout_p: float, generator: torch.Genera
         dropout_p=dropout_p,
         counted=counted,
     )
-
-
-def can_norm(z: Tensor) -> bool:
-    """Whether the norm of ReLA can run fused.  A compiler makes as good a kernel of the plain operations."""
-    if not z.is_cuda or not unwatched(z) or torch._C._functorch.peek_interpreter_stack() is not None:
-        return False
-    return _machine("cuda") is None and z.dtype in DTYPES and z.shape[-1] <= MAX_NORM_CHANNELS
-
-
-def rela_norm(z: Tensor, gain: Tensor | None, gate: Tensor | None, epsilon: float) -> Tensor:
-    from tamis.kernels.rela_norm import RelaNorm
-
-    return RelaNorm.apply(z, gain, gate, epsilon)
 
 
 def _dense(x: Tensor | None) -> Tensor | None:

@@ -90,5 +90,8 @@ def decode(a: Arguments, table: Tensor | None, norms: Tensor | None) -> Tensor:
 def _tiles(a: Arguments) -> Tiles:
     """As many rows as share a key, where the registers allow it, and keys enough in flight to keep the memory busy."""
     rows, cols = a.tile
+    if not a.is_entmax:
+        # Products of 64 rows run on warp groups, around which Triton 3.6 cannot load ahead what depends on another one.
+        rows = min(rows, 32)
     rows = min(rows, _power_of_two(a.query.shape[1] // a.key.shape[1] * a.query.shape[2]))
     return Tiles(rows, cols, 4, 4 if a.head_dim <= 64 else 3 if a.head_dim <= 128 else 2)

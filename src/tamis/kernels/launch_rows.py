@@ -23,8 +23,8 @@ LINES, LINE = 32, 128
 """Of a wide row: so many lines are in work at a time, and so many scores are kept or left together."""
 BLOCK, WARPS = 4096, 8
 """Scores of a wide row that are in work at a time, and the warps of its program."""
-TILE = 4096
-"""Scores of a tile of narrow rows."""
+TILE = 512
+"""Scores of a tile of rows that are not wider."""
 MOST_ROWS = 1 << 30
 
 
@@ -67,10 +67,14 @@ class Rows(NamedTuple):
         return Rows(count, width, group, count // group if scattered else e.numel(), scattered)
 
     def tile(self, width: int) -> tuple[int, int, int]:
-        """Rows and columns of a tile, and its warps: at most 32 scores for each thread, and one alpha for all."""
+        """Rows and columns of a tile, and its warps: at most 32 scores for each thread, and one alpha for all.
+
+        Warps of a tile wait for each other at every step of the solver, so a row has few and shares them with none
+        but narrow ones.
+        """
         block = max(16, next_power_of_two(width))
         at_once = math.gcd(max(1, min(TILE // block, next_power_of_two(self.number))), self.group)
-        return at_once, block, min(32, max(1, at_once * block // 1024))
+        return at_once, block, max(1, at_once * block // 1024)
 
 
 class RowPlan:
@@ -214,7 +218,7 @@ def loss_gradient(
         rows = Rows.of(z, e)
         constants = {"HAS_E": e is not None, "WITH_E": with_e, "RULE": rule}
         edge = _edge(edge_kernels.edge_loss_gradient, rows, constants)
-        at_once, block, warps = rows.tile(min(rows.width, TILE))
+        at_once, block, warps = rows.tile(min(rows.width, BLOCK))
         programs = ceil_div(rows.number, at_once) * ceil_div(rows.width, block)
         main = _launch(kernels.loss_gradient, programs, warps, constants | {"ROWS": at_once, "BLOCK": block})
         return RowPlan(rows, rule, edge, main, (z,), loss)

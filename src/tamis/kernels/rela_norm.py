@@ -7,8 +7,6 @@ As fifteen operations of torch it takes longer than the attention before it.
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 import triton
 import triton.language as tl
@@ -78,47 +76,43 @@ def _backward(
         tl.store(DGATE + program * WIDTH + columns, dgate, mask=inside)
 
 
-class RelaNorm(torch.autograd.Function):
-    """(..., channels), gain (channels,) or None, gate (channels,) or None, epsilon."""
-
-    @staticmethod
-    def forward(ctx: Any, z: Tensor, gain: Tensor | None, gate: Tensor | None, epsilon: float) -> Tensor:
-        z = z.contiguous()
-        y = torch.empty_like(z)
-        rows, width = z.numel() // max(1, z.shape[-1]), z.shape[-1]
-        if z.numel():
-            block, at_once, warps = _shape(width)
-            with torch.cuda.device_of(z):
-                _forward[(ceil_div(rows, at_once),)](
-                    z, gain, gate, y, rows, epsilon, width, block, at_once, gain is not None, gate is not None,
-                    num_warps=warps,
-                )  # fmt: skip
-        ctx.save_for_backward(z, gain, gate)
-        ctx.epsilon = epsilon
-        return y
-
-    @staticmethod
-    @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, dy: Tensor) -> Any:
-        z, gain, gate = ctx.saved_tensors
-        dy, dz = dy.contiguous(), torch.empty_like(z)
-        rows, width = z.numel() // max(1, z.shape[-1]), z.shape[-1]
-        block, at_once, warps = _shape(width)
-        per_program = at_once * max(1, ceil_div(rows, at_once * PROGRAMS))
-        programs = ceil_div(rows, per_program)
-        # Partial sums of each program, so that two runs add up in one order.
-        sums = [None if x is None else x.new_empty(programs, width) for x in (gain, gate)]
-        if z.numel():
-            with torch.cuda.device_of(z):
-                _backward[(programs,)](
-                    z, gain, gate, dy, dz, *sums, rows, per_program, ctx.epsilon, width, block, at_once,
-                    gain is not None, gate is not None, num_warps=warps,
-                )  # fmt: skip
-        return dz, *(None if x is None else x.sum(0) for x in sums), None
-
-
 PROGRAMS = 528
 """Of the backward pass: four for each multiprocessor of an H200."""
+
+
+def forward(z: Tensor, gain: Tensor | None, gate: Tensor | None, epsilon: float, y: Tensor) -> None:
+    """Fill y.  z: (..., channels), without gaps."""
+    rows, width = z.numel() // z.shape[-1], z.shape[-1]
+    block, at_once, warps = _shape(width)
+    _forward[(ceil_div(rows, at_once),)](
+        z, gain, gate, y, rows, epsilon, width, block, at_once, gain is not None, gate is not None, num_warps=warps
+    )
+
+
+def backward(
+    z: Tensor,
+    gain: Tensor | None,
+    gate: Tensor | None,
+    epsilon: float,
+    dy: Tensor,
+    dz: Tensor,
+    dgain: Tensor,
+    dgate: Tensor,
+) -> None:
+    """Fill dz and, of gain and gate those that are there, their gradients."""
+    rows, width = z.numel() // z.shape[-1], z.shape[-1]
+    block, at_once, warps = _shape(width)
+    per_program = at_once * max(1, ceil_div(rows, at_once * PROGRAMS))
+    programs = ceil_div(rows, per_program)
+    # Partial sums of each program, so that two runs add up in one order.
+    sums = dgain.new_empty(2, programs, width)
+    _backward[(programs,)](
+        z, gain, gate, dy, dz, *sums, rows, per_program, epsilon, width, block, at_once,
+        gain is not None, gate is not None, num_warps=warps,
+    )  # fmt: skip
+    for x, gradient, partial in zip((gain, gate), (dgain, dgate), sums, strict=True):
+        if x is not None:
+            torch.sum(partial, 0, out=gradient)
 
 
 def _shape(width: int) -> tuple[int, int, int]:

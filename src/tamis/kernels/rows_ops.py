@@ -12,9 +12,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd import forward_ad
 
-from tamis.kernels.dispatch import DTYPES, _machine, unwatched
+from tamis.kernels.dispatch import DTYPES, PLAIN, _machine, needs_plain_operations, unwatched
 from tamis.transforms import losses
 from tamis.transforms.entmax import (
     _reduce_to,
@@ -36,9 +35,8 @@ def obstacle(z: Tensor) -> str | None:
     """Why no kernel can take these scores, or None."""
     if (reason := _machine(z.device.type)) is not None:
         return reason
-    watched = torch._C._functorch.peek_interpreter_stack() is not None or forward_ad._current_level >= 0
-    if not torch.compiler.is_compiling() and watched:
-        return "torch.func transforms and forward-mode derivatives need the plain operations"
+    if needs_plain_operations():
+        return PLAIN
     if z.dtype not in DTYPES:
         return f"there are kernels for fp16, bf16 and fp32, not for {z.dtype}"
     if z.shape[-1] > MAX_WIDTH:

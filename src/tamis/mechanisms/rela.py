@@ -20,7 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from tamis.attention.rules import ACTIVATIONS
-from tamis.kernels import dispatch as kernels
+from tamis.kernels import norm_ops
 from tamis.mechanisms.base import Mechanism, span
 from tamis.mechanisms.checks import check_heads, check_switch, choose
 from tamis.precision import KeepsPrecision
@@ -102,22 +102,27 @@ class ReLANorm(KeepsPrecision):
     def forward(self, z: Tensor) -> Tensor:
         if self.variant == "none":
             return z
-        if self.variant != "layernorm" and kernels.can_norm(z):
-            return kernels.rela_norm(z, self.gain, self.gate, EPSILON)
+        if z.is_cuda and self.variant != "layernorm" and norm_ops.obstacle(z) is None:
+            return norm_ops.rela_norm(z, self.gain, self.gate, EPSILON)
         dtype = z.dtype
         z = z if dtype == torch.float64 else z.float()
         if self.variant == "layernorm":
             return F.layer_norm(z, (self.embed_dim,), self.gain, self.offset).to(dtype)
-        # A null row would be scaled by 1e4, forward and backward: select instead of multiplying.
-        alive = (z != 0.0).any(-1, keepdim=True)
-        safe = torch.where(alive, z, 1.0)
-        y = safe * torch.rsqrt(safe.square().mean(-1, keepdim=True) + EPSILON)
-        if self.gain is not None:
-            y = y * self.gain
-        if self.gate is not None:
-            y = y * torch.sigmoid(self.gate * safe)
-        return torch.where(alive, y, 0.0).to(dtype)
+        return plain_norm(z, self.gain, self.gate).to(dtype)
 
     def extra_repr(self) -> str:
         learned = "".join(f", {name}={span(x)}" for name, x in self.named_parameters())
         return f"{self.embed_dim}, variant={self.variant!r}{learned}"
+
+
+def plain_norm(z: Tensor, gain: Tensor | None, gate: Tensor | None) -> Tensor:
+    """The norm and its gate, without what is None."""
+    # A null row would be scaled by 1e4, forward and backward: select instead of multiplying.
+    alive = (z != 0.0).any(-1, keepdim=True)
+    safe = torch.where(alive, z, 1.0)
+    y = safe * torch.rsqrt(safe.square().mean(-1, keepdim=True) + EPSILON)
+    if gain is not None:
+        y = y * gain
+    if gate is not None:
+        y = y * torch.sigmoid(gate * safe)
+    return torch.where(alive, y, 0.0)

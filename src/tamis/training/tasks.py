@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 import numpy as np
 import torch
@@ -22,6 +22,8 @@ from tamis.training.distributed import Process
 from tamis.training.objective import Measured, Objective
 from tamis.training.settings import TrainingConfig
 
+T = TypeVar("T")
+
 
 @dataclass(frozen=True, kw_only=True)
 class TaskConfig(Config):
@@ -31,6 +33,8 @@ class TaskConfig(Config):
     """Of one of `tamis.data.tasks.TASKS`."""
     options: dict[str, Any] = field(default_factory=dict)
     """Of that task."""
+    also: list[dict[str, Any]] = field(default_factory=list)
+    """Changed options of easier forms of the task: in training, and there only, each is as likely as the task itself."""
     lengths: tuple[int, int] = (32, 64)
     """The least and the greatest in training."""
     batch_size: int = 128
@@ -47,7 +51,11 @@ class TaskConfig(Config):
         object.__setattr__(self, "lengths", tuple(lengths))  # which TOML has not
         if not isinstance(self.options, dict):
             raise ValueError(f"options must be a table, got {self.options!r}")
-        task = self.build()
+        if not isinstance(self.also, list) or not all(isinstance(options, dict) for options in self.also):
+            raise ValueError(f"also must be a list of tables, got {self.also!r}")
+        task, *easier = self.build_all()
+        if any(other.num_symbols != task.num_symbols for other in easier):
+            raise ValueError(f"easier forms of {self.name} must have its symbols, got {self.also!r}")
         if not task.shortest <= lengths[0] <= lengths[1]:
             raise ValueError(f"lengths of {self.name} must ascend from {task.shortest} or more, got {lengths}")
         task.answer_length(lengths[0])  # an error where the options want more
@@ -55,6 +63,10 @@ class TaskConfig(Config):
 
     def build(self) -> SequenceTask:
         return build_task(self.name, **self.options)
+
+    def build_all(self) -> list[SequenceTask]:
+        """The task and its easier forms."""
+        return [self.build(), *(build_task(self.name, **{**self.options, **changes}) for changes in self.also)]
 
 
 @dataclass(frozen=True)
@@ -106,18 +118,18 @@ class GeneratedTask:
 
     def __init__(self, config: TaskConfig, training: TrainingConfig) -> None:
         self.config, self.training = config, training
-        self.task = config.build()
+        self.task, *self.easier = config.build_all()
         self.updates = Numbered()
         self.objective = Objective(training, IGNORED)
 
     def parts(self, indices: np.ndarray, process: Process) -> list[Part]:
         (number,) = indices.tolist()
-        return self._split(self._batch("train", number, self._drawn_lengths(number)), process)
+        return self._split(self._batch("train", number, self._drawn(number)), process)
 
     def tokens(self, indices: np.ndarray) -> int:
         (number,) = indices.tolist()
-        lengths = self._drawn_lengths(number)
-        return sum(rows * self.task.answer_length(n) for rows, n in _shared(self.config.batch_size, lengths))
+        drawn = self._drawn(number)
+        return sum(rows * task.answer_length(n) for rows, (task, n) in _shared(self.config.batch_size, drawn))
 
     def loss(self, model: Callable[..., Tensor], part: Part) -> Tensor:
         return self.objective(model(part.inputs), part.labels)
@@ -127,7 +139,7 @@ class GeneratedTask:
         low, high = self.config.lengths
         count = min(self.config.validation_size, high - low + 1, 8)
         lengths = [low + (high - low) * k // max(count - 1, 1) for k in range(count)]
-        yield from self._split(self._batch("valid", 0, lengths), process)
+        yield from self._split(self._batch("valid", 0, [(self.task, length) for length in lengths]), process)
 
     def measure(self, model: Callable[..., Tensor], part: Part) -> Measured:
         return self.objective.measure(model(part.inputs), part.labels)
@@ -137,28 +149,29 @@ class GeneratedTask:
         return f"{rows} sequences of up to {length} tokens"
 
     def fingerprint(self) -> str:
-        return f"{self.task} {self.config.lengths} {self.config.batch_size} {self.config.lengths_per_batch}"
+        easier = f" {self.easier}" if self.easier else ""
+        return f"{self.task} {self.config.lengths} {self.config.batch_size} {self.config.lengths_per_batch}{easier}"
 
-    def _drawn_lengths(self, number: int) -> list[int]:
+    def _drawn(self, number: int) -> list[tuple[SequenceTask, int]]:
+        """Which form of the task and which length each part of an update has."""
         low, high = self.config.lengths
         count = min(self.config.lengths_per_batch, self.config.batch_size)
-        drawn = torch.randint(low, high + 1, (count,), generator=stream("lengths", self.training.seed, number))
-        return drawn.tolist()
+        generator = stream("lengths", self.training.seed, number)
+        lengths = torch.randint(low, high + 1, (count,), generator=generator).tolist()
+        forms = [self.task, *self.easier]
+        chosen = torch.randint(len(forms), (count,), generator=generator).tolist()
+        return [(forms[form], length) for form, length in zip(chosen, lengths, strict=True)]
 
-    def _batch(self, split: str, number: int, lengths: list[int]) -> Part:
+    def _batch(self, split: str, number: int, drawn: list[tuple[SequenceTask, int]]) -> Part:
         """All sequences of an update, or of the validation set."""
         seed = self.training.seed if split == "train" else 0
         size = self.config.batch_size if split == "train" else self.config.validation_size
         generator = stream(split, seed, number)
-        groups = [self._group(rows, length, generator, split) for rows, length in _shared(size, lengths)]
+        groups = [_group(task, rows, n, generator, split) for rows, (task, n) in _shared(size, drawn)]
         longest = max(group.inputs.shape[1] for group in groups)
         inputs = [F.pad(group.inputs, (0, longest - group.inputs.shape[1])) for group in groups]
         labels = [F.pad(group.labels, (0, longest - group.labels.shape[1]), value=IGNORED) for group in groups]
         return Part(torch.cat(inputs), torch.cat(labels))
-
-    def _group(self, rows: int, length: int, generator: torch.Generator, split: str) -> Part:
-        drawn = self.task.generate(rows, length, generator, split)
-        return Part(drawn.tokens[:, :-1], drawn.tokens[:, 1:].masked_fill(~drawn.answer[:, 1:], IGNORED))
 
     def _split(self, whole: Part, process: Process) -> list[Part]:
         """This process's rows, in as many parts as in every other."""
@@ -174,7 +187,12 @@ def split_rows(rows: int, length: int, device_tokens: int | None, process: Proce
     return list(torch.arange(rows)[process.rank :: process.world].tensor_split(count))
 
 
-def _shared(rows: int, lengths: list[int]) -> list[tuple[int, int]]:
-    """About as many rows for each length."""
-    ends = [rows * k // len(lengths) for k in range(len(lengths) + 1)]
-    return [(end - start, n) for start, end, n in zip(ends, ends[1:], lengths, strict=False)]
+def _group(task: SequenceTask, rows: int, length: int, generator: torch.Generator, split: str) -> Part:
+    drawn = task.generate(rows, length, generator, split)
+    return Part(drawn.tokens[:, :-1], drawn.tokens[:, 1:].masked_fill(~drawn.answer[:, 1:], IGNORED))
+
+
+def _shared(rows: int, kinds: list[T]) -> list[tuple[int, T]]:
+    """About as many rows for each kind."""
+    ends = [rows * k // len(kinds) for k in range(len(kinds) + 1)]
+    return [(end - start, kind) for start, end, kind in zip(ends, ends[1:], kinds, strict=False)]

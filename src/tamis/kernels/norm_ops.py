@@ -1,0 +1,87 @@
+"""The norm of ReLA as operations of torch: when its kernels can run, launching them, and its gradients.
+
+Triton is imported by the first launch.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tamis.kernels.dispatch import DTYPES, PLAIN, _machine, needs_plain_operations, unwatched
+
+MAX_CHANNELS = 8192
+"""Of a row, which one program holds in registers."""
+
+
+def obstacle(z: Tensor) -> str | None:
+    """Why no kernel can take these rows, or None."""
+    if (reason := _machine(z.device.type)) is not None:
+        return reason
+    if torch.compiler.is_compiling():
+        return "a compiler makes as good a kernel of the plain operations"
+    if needs_plain_operations():
+        return PLAIN
+    if z.dtype not in DTYPES:
+        return f"there are kernels for fp16, bf16 and fp32, not for {z.dtype}"
+    if z.shape[-1] > MAX_CHANNELS:
+        return f"rows go up to {MAX_CHANNELS} channels, got {z.shape[-1]}"
+    return None
+
+
+def rela_norm(z: Tensor, gain: Tensor | None, gate: Tensor | None, epsilon: float) -> Tensor:
+    """(..., channels) in the dtype of z; gain and gate (channels,), fp32, or None."""
+    return _RelaNorm.apply(z.contiguous(), gain, gate, epsilon)
+
+
+def _forward(z: Tensor, gain: Tensor | None, gate: Tensor | None, epsilon: float) -> Tensor:
+    from tamis.kernels import rela_norm
+
+    y = torch.empty_like(z)
+    if z.numel():
+        with torch.cuda.device_of(z):  # Triton launches on the current device
+            rela_norm.forward(z, gain, gate, epsilon, y)
+    return y
+
+
+def _backward(
+    z: Tensor, gain: Tensor | None, gate: Tensor | None, epsilon: float, dy: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The gradients of z, gain and gate; empty for those that are not there."""
+    from tamis.kernels import rela_norm
+
+    dz, dgain, dgate = _empty_gradients(z, gain, gate)
+    if z.numel() == 0:
+        return dz, dgain.zero_(), dgate.zero_()
+    with torch.cuda.device_of(z):
+        rela_norm.backward(z, gain, gate, epsilon, dy, dz, dgain, dgate)
+    return dz, dgain, dgate
+
+
+def _empty_gradients(z: Tensor, gain: Tensor | None, gate: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+    dgain, dgate = (z.new_empty(0 if x is None else x.shape, dtype=torch.float32) for x in (gain, gate))
+    return torch.empty_like(z), dgain, dgate
+
+
+norm_forward = torch.library.custom_op("tamis::rela_norm_forward", _forward, mutates_args=())
+norm_forward.register_fake(lambda z, *_: torch.empty_like(z))
+norm_backward = torch.library.custom_op("tamis::rela_norm_backward", _backward, mutates_args=())
+norm_backward.register_fake(lambda z, gain, gate, *_: _empty_gradients(z, gain, gate))
+
+
+class _RelaNorm(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, z: Tensor, gain: Tensor | None, gate: Tensor | None, epsilon: float) -> Tensor:
+        ctx.save_for_backward(z, gain, gate)
+        ctx.epsilon = epsilon
+        return (_forward if unwatched(z) else norm_forward)(z, gain, gate, epsilon)
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, dy: Tensor) -> Any:
+        z, gain, gate = ctx.saved_tensors
+        run = _backward if unwatched(dy) else norm_backward
+        dz, dgain, dgate = run(z, gain, gate, ctx.epsilon, dy.contiguous())
+        return dz, None if gain is None else dgain, None if gate is None else dgate, None
