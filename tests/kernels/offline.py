@@ -24,8 +24,9 @@ import tamis
 from kernels import paged_cases
 from kernels.cases import FACTORS, Problem, covering, decoded, describe, fused
 from kernels.sanitize import FEW, LONGER
-from tamis.kernels import arguments, dispatch, launch, rows_ops
+from tamis.kernels import arguments, dispatch, launch, norm_ops, rows_ops
 from tamis.kernels.machine_code import is_spoilt
+from tamis.mechanisms.rela import EPSILON, ReLANorm
 
 
 class NoDevice:
@@ -97,11 +98,22 @@ def rows(case: dict[str, Any]) -> None:
     tamis.entmax_loss(scores, torch.zeros(5, dtype=torch.long), case["alpha_of_loss"], backend="triton").backward()
 
 
+def norm(case: dict[str, Any]) -> None:
+    norm = ReLANorm(case["width"], 8, case["variant"])
+    z = torch.randn(40, case["width"], dtype=case["dtype"], requires_grad=True)
+    norm_ops.rela_norm(z, norm.gain, norm.gate, EPSILON).sum().backward()
+
+
 ROWS: dict[str, tuple[Any, ...]] = {
     "width": (100, 3000, 40000),
     "alpha": (1.5, 2.0, 1.3, 3.0, "learned"),
     "alpha_of_loss": (1.5, 2.0, 1.3),
     "dtype": (torch.float32, torch.bfloat16),
+}
+NORMS: dict[str, tuple[Any, ...]] = {
+    "width": (24, 512, 1000, 8192),
+    "variant": ("g", "i", "rms"),
+    "dtype": (torch.float32, torch.float16, torch.bfloat16),
 }
 PARTS = {
     "short": (short, FACTORS),
@@ -109,6 +121,7 @@ PARTS = {
     "decode": (decode, FEW),
     "paged": (paged, paged_cases.FACTORS),
     "rows": (rows, ROWS),
+    "norm": (norm, NORMS),
 }
 
 

@@ -22,10 +22,11 @@ def compiled(*arguments, cache):
     ("part", "first", "step"),
     [
         ("rows", 0, 8),
+        ("norm", 0, 3),
         ("decode", 0, 6),
         ("long", 9, 40),  # the ninth crashed ptxas
         *(pytest.param(part, first, 4, marks=pytest.mark.slow) for part in ("short", "long") for first in range(4)),
-        *(pytest.param(part, 0, 1, marks=pytest.mark.slow) for part in ("rows", "paged", "decode")),
+        *(pytest.param(part, 0, 1, marks=pytest.mark.slow) for part in ("rows", "paged", "decode", "norm")),
     ],
 )
 def test_kernels_compile(part, first, step, tmp_path):

@@ -33,7 +33,7 @@ def exact(norm, z, grad):
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("variant", ["g", "i", "rms"])
-@pytest.mark.parametrize("shape", [(3, 5, 64), (2, 7, 24), (2, 3, 2500)], ids=str)
+@pytest.mark.parametrize("shape", [(3, 5, 64), (5, 67, 24), (2, 3, 2500), (9, 999, 512)], ids=str)
 def test_compiled_agrees_with_plain_operations(shape, variant, dtype):
     agrees(shape, variant, dtype)
 
@@ -41,7 +41,7 @@ def test_compiled_agrees_with_plain_operations(shape, variant, dtype):
 @pytest.mark.skipif(DEVICE == "cuda", reason="runs compiled")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
 @pytest.mark.parametrize("variant", ["g", "i", "rms"])
-@pytest.mark.parametrize("shape", [(3, 5, 64), (2, 7, 24)], ids=str)
+@pytest.mark.parametrize("shape", [(3, 5, 64), (5, 67, 24)], ids=str)  # of the last three programs share the rows
 def test_interpreted_agrees_with_plain_operations(shape, variant, dtype):
     agrees(shape, variant, dtype)
 

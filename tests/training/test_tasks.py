@@ -1,5 +1,6 @@
 import dataclasses
 import json
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -93,6 +94,23 @@ def test_validation_is_the_same_for_every_seed_and_never_trained_on():
     assert not valid & seen
 
 
+def test_easier_forms_are_drawn_in_training_alone():
+    hard = TaskConfig(name="mqmtar", options={"symbols": 8, "queries": 3}, batch_size=16, validation_size=8)
+    mixed = dataclasses.replace(hard, also=[{"queries": 1}, {"queries": 2}])
+    task, plain = GeneratedTask(mixed, settings()), GeneratedTask(hard, settings())
+    counts: Counter[int] = Counter()
+    for number in range(60):
+        ((part,), tokens) = update(task, number)
+        answers = (part.labels != IGNORED).sum(1)
+        assert answers.sum() == tokens
+        counts.update(answers.tolist())
+    assert set(counts) == {3 * queries + 1 for queries in (1, 2, 3)}
+    assert all(240 < count < 400 for count in counts.values())  # of 960, in groups of four
+    (valid,), (own,) = list(task.validation(tiny.HERE)), list(plain.validation(tiny.HERE))
+    assert torch.equal(valid.labels, own.labels)
+    assert task.fingerprint() != plain.fingerprint()
+
+
 def test_a_part_in_a_room_trains_the_same():
     task = GeneratedTask(SMALL, settings())
     model = CausalLM(CausalLMConfig(vocab_size=7, embed_dim=16, num_heads=2, ffn_dim=16, num_layers=1))
@@ -134,6 +152,9 @@ def test_a_run_in_two_sittings_is_the_run_in_one(tmp_path):
         ({"name": "revers"}, "did you mean 'reverse'"),
         ({"options": {"symbol": 4}}, "no option 'symbol'"),
         ({"options": 4}, "options must be a table"),
+        ({"also": {"symbols": 4}}, "also must be a list of tables"),
+        ({"also": [{"symbol": 4}]}, "no option 'symbol'"),
+        ({"also": [{"symbols": 3}]}, "easier forms of reverse must have its symbols"),
         ({"lengths": (6, 3)}, "lengths of reverse must ascend from 1 or more"),
         ({"lengths": (3,)}, "two ints"),
         ({"lengths": 3}, "two ints"),

@@ -21,7 +21,7 @@ def obstacle(z: Tensor) -> str | None:
     if (reason := _machine(z.device.type)) is not None:
         return reason
     if torch.compiler.is_compiling():
-        return "a compiler makes as good a kernel of the plain operations"
+        return "a compiler makes a kernel of the plain operations itself"
     if needs_plain_operations():
         return PLAIN
     if z.dtype not in DTYPES:

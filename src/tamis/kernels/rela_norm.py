@@ -13,15 +13,15 @@ import triton.language as tl
 from torch import Tensor
 
 from tamis.kernels.arguments import ceil_div, next_power_of_two
+from tamis.kernels.launch import Launch, _layouts, _planned
 
 
 @triton.jit
-def _gated(z, GAIN, GATE, columns, inside, HAS_GAIN: tl.constexpr, HAS_GATE: tl.constexpr):
-    """Gain, weight of the gate and the gate itself; 1, 0 and 1 where there is none."""
+def _parameters(GAIN, GATE, columns, inside, HAS_GAIN: tl.constexpr, HAS_GATE: tl.constexpr):
+    """Gain and weight of the gate; 1 and 0 where there is none."""
     gain = tl.load(GAIN + columns, mask=inside, other=0.0) if HAS_GAIN else tl.full(columns.shape, 1.0, tl.float32)
     gate = tl.load(GATE + columns, mask=inside, other=0.0) if HAS_GATE else tl.full(columns.shape, 0.0, tl.float32)
-    opened = tl.sigmoid(gate[None, :] * z) if HAS_GATE else tl.full(z.shape, 1.0, tl.float32)
-    return gain, gate, opened
+    return gain[None, :], gate[None, :]
 
 
 @triton.jit
@@ -35,58 +35,74 @@ def _forward(
     there = (row < rows)[:, None] & inside[None, :]
     place = row[:, None] * WIDTH + columns[None, :]
     z = tl.load(Z + place, mask=there, other=0.0).to(tl.float32)
-    gain, gate, opened = _gated(z, GAIN, GATE, columns, inside, HAS_GAIN, HAS_GATE)
-    r = tl.rsqrt(tl.sum(z * z, 1) / WIDTH + epsilon)
-    tl.store(Y + place, z * r[:, None] * gain[None, :] * opened, mask=there)
+    gain, gate = _parameters(GAIN, GATE, columns, inside, HAS_GAIN, HAS_GATE)
+    y = z * tl.rsqrt(tl.sum(z * z, 1) / WIDTH + epsilon)[:, None] * gain
+    if HAS_GATE:
+        y *= tl.sigmoid(gate * z)
+    tl.store(Y + place, y, mask=there)
 
 
 @triton.jit
 def _backward(
-    Z, GAIN, GATE, DY, DZ, DGAIN, DGATE, rows, per_program, epsilon, WIDTH: tl.constexpr, BLOCK: tl.constexpr,
+    Z, GAIN, GATE, DY, DZ, SUMS, rows, per_program, epsilon, WIDTH: tl.constexpr, BLOCK: tl.constexpr,
     ROWS: tl.constexpr, HAS_GAIN: tl.constexpr, HAS_GATE: tl.constexpr
 ):  # fmt: skip
+    """dz of some rows, and the parts that they have in the gradients of gain and gate, SUMS (2, programs, WIDTH)."""
     program = tl.program_id(0).to(tl.int64)
     columns = tl.arange(0, BLOCK)
     inside = columns < WIDTH
-    dgain = tl.zeros((BLOCK,), tl.float32)
-    dgate = tl.zeros((BLOCK,), tl.float32)
+    gain, gate = _parameters(GAIN, GATE, columns, inside, HAS_GAIN, HAS_GATE)
+    # Added up over rows after the loop: within it that would need all warps to meet.
+    dgain = tl.zeros((ROWS, BLOCK), tl.float32)
+    dgate = tl.zeros((ROWS, BLOCK), tl.float32)
     for i in range(0, per_program, ROWS):
         row = program * per_program + i + tl.arange(0, ROWS)
-        there = ((row < rows) & (i + tl.arange(0, ROWS) < per_program))[:, None] & inside[None, :]
+        there = (row < rows)[:, None] & inside[None, :]
         place = row[:, None] * WIDTH + columns[None, :]
         z = tl.load(Z + place, mask=there, other=0.0).to(tl.float32)
         dy = tl.load(DY + place, mask=there, other=0.0).to(tl.float32)
-        gain, gate, opened = _gated(z, GAIN, GATE, columns, inside, HAS_GAIN, HAS_GATE)
         r = tl.rsqrt(tl.sum(z * z, 1) / WIDTH + epsilon)[:, None]
         normed = z * r
-        du = dy * gain[None, :] * opened
+        gated = dy
+        if HAS_GATE:
+            opened = tl.sigmoid(gate * z)
+            gated = dy * opened
+        du = gated * gain
         dz = r * (du - normed * (tl.sum(du * normed, 1) / WIDTH)[:, None])
         if HAS_GATE:
-            through = dy * gain[None, :] * normed * opened * (1.0 - opened)
-            dz += through * gate[None, :]
-            dgate += tl.sum(through * z, 0)
+            through = du * normed * (1.0 - opened)
+            dz += through * gate
+            dgate += through * z
         if HAS_GAIN:
-            dgain += tl.sum(dy * normed * opened, 0)
+            dgain += gated * normed
         # A row of zeros attended to nothing: it would be scaled by 1e4, and has no gradient.
         alive = tl.max((z != 0.0).to(tl.int32), 1) > 0
         tl.store(DZ + place, tl.where(alive[:, None], dz, 0.0), mask=there)
     if HAS_GAIN:
-        tl.store(DGAIN + program * WIDTH + columns, dgain, mask=inside)
+        tl.store(SUMS + program * WIDTH + columns, tl.sum(dgain, 0), mask=inside)
     if HAS_GATE:
-        tl.store(DGATE + program * WIDTH + columns, dgate, mask=inside)
+        programs = tl.num_programs(0).to(tl.int64)
+        tl.store(SUMS + (programs + program) * WIDTH + columns, tl.sum(dgate, 0), mask=inside)
 
 
-PROGRAMS = 528
-"""Of the backward pass: four for each multiprocessor of an H200."""
+WARPS = 2112
+"""Of the backward pass, about: sixteen for each multiprocessor of an H200."""
+ROUNDS = 8
+"""Of a program of the backward pass, at least: each adds two rows to what is summed up afterwards."""
 
 
 def forward(z: Tensor, gain: Tensor | None, gate: Tensor | None, epsilon: float, y: Tensor) -> None:
     """Fill y.  z: (..., channels), without gaps."""
     rows, width = z.numel() // z.shape[-1], z.shape[-1]
-    block, at_once, warps = _shape(width)
-    _forward[(ceil_div(rows, at_once),)](
-        z, gain, gate, y, rows, epsilon, width, block, at_once, gain is not None, gate is not None, num_warps=warps
-    )
+
+    def make() -> Launch:
+        block = _block(width)
+        at_once, warps = max(1, 2048 // block), 4 if block <= 4096 else 8
+        constants = (width, block, at_once, gain is not None, gate is not None)
+        return Launch(_forward, ceil_div(rows, at_once), constants, {"num_warps": warps})
+
+    launch = _planned(("norm", z.device, *_layouts(z, gain, gate)), make)
+    launch(z.device, (z, gain, gate, y, rows, epsilon))
 
 
 def backward(
@@ -101,21 +117,23 @@ def backward(
 ) -> None:
     """Fill dz and, of gain and gate those that are there, their gradients."""
     rows, width = z.numel() // z.shape[-1], z.shape[-1]
-    block, at_once, warps = _shape(width)
-    per_program = at_once * max(1, ceil_div(rows, at_once * PROGRAMS))
+    block = _block(width)
+    at_once, warps = max(1, 512 // block), max(1, block // 512)  # 16 numbers a thread, and a row in few warps
+    per_program = at_once * max(ROUNDS, ceil_div(rows, at_once * (WARPS // warps)))
     programs = ceil_div(rows, per_program)
+
+    def make() -> Launch:
+        constants = (width, block, at_once, gain is not None, gate is not None)
+        return Launch(_backward, programs, constants, {"num_warps": warps})
+
     # Partial sums of each program, so that two runs add up in one order.
     sums = dgain.new_empty(2, programs, width)
-    _backward[(programs,)](
-        z, gain, gate, dy, dz, *sums, rows, per_program, epsilon, width, block, at_once,
-        gain is not None, gate is not None, num_warps=warps,
-    )  # fmt: skip
+    launch = _planned(("norm gradient", z.device, *_layouts(z, gain, gate, dy)), make)
+    launch(z.device, (z, gain, gate, dy, dz, sums, rows, per_program, epsilon))
     for x, gradient, partial in zip((gain, gate), (dgain, dgate), sums, strict=True):
         if x is not None:
             torch.sum(partial, 0, out=gradient)
 
 
-def _shape(width: int) -> tuple[int, int, int]:
-    """Columns and rows of a block, and its warps."""
-    block = max(16, next_power_of_two(width))
-    return block, max(1, 2048 // block), 4 if block <= 4096 else 8
+def _block(width: int) -> int:
+    return max(16, next_power_of_two(width))

@@ -58,7 +58,8 @@ class TaskConfig(Config):
             raise ValueError(f"easier forms of {self.name} must have its symbols, got {self.also!r}")
         if not task.shortest <= lengths[0] <= lengths[1]:
             raise ValueError(f"lengths of {self.name} must ascend from {task.shortest} or more, got {lengths}")
-        task.answer_length(lengths[0])  # an error where the options want more
+        for form in (task, *easier):
+            form.answer_length(lengths[0])  # an error where the options want more
         at_least(self, 1, "batch_size", "lengths_per_batch", "validation_size")
 
     def build(self) -> SequenceTask:
