@@ -401,7 +401,7 @@ def bench_kernels(
 
 @command(bench, "cache")
 def bench_cache(output: Path | None = None) -> None:
-    """Time attention of one to sixteen queries to a long cache on a GPU against dense attention, and a whole model's tokens/s.
+    """Time attention of a few queries to a long cache on a GPU against dense attention, and a whole model's tokens/s.
 
     The tables are printed; with --output their numbers are also written there as cache-gpu.json.
     """

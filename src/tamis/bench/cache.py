@@ -58,7 +58,9 @@ class Case:
 CASES = [
     Case(context, batch, sharp) for context in (131072, 32768, 8192) for batch in (1, 16) for sharp in (False, True)
 ]
-CASES += [Case(context, batch, queries=queries) for context in (131072, 8192) for batch in (1, 16) for queries in (4, 16)]
+CASES += [
+    Case(context, batch, queries=queries) for context in (131072, 8192) for batch in (1, 16) for queries in (4, 16)
+]
 MODEL_CASES = [Case(context, batch) for context in (131072, 32768) for batch in (1, 8)]
 BEFORE_MODELS = 2
 """Of the cases, those before the models': both of one sequence at the greatest length."""

@@ -77,7 +77,7 @@ class Inputs:
     """Tensors of one case, and the calls that take them."""
 
     file = "kernels-long-gpu"
-    ours = ("alpha 1.5", "learned alpha")
+    ours: tuple[str, ...] = ("alpha 1.5", "learned alpha")
     rule: tuple[Any, ...] = ("squares", 0.5)
     """The first of ours, as the kernels are told."""
 
@@ -193,7 +193,9 @@ class Inputs:
         slopes = None if self.slopes is None else self.slopes[:2].double()
         shares, errors = {}, {}
         for name in self.ours:
-            settings = {key: x[:2].double() if isinstance(x, Tensor) else x for key, x in self._settings(name).items()}
+            settings: dict[str, Any] = self._settings(name)
+            if name == "learned alpha":
+                settings = {"alpha": self.alphas[:2].double()}
             weights = functional.attention_weights(
                 query[:, :, last], key, is_causal=self.case.causal, alibi_slopes=slopes, **settings
             )

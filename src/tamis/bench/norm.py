@@ -1,4 +1,4 @@
-"""`tamis bench kernels --norm`: the norm of ReLA and its gate on a GPU, beside its plain operations and torch's RMSNorm.
+"""`tamis bench kernels --norm`: the norm of ReLA and its gate on a GPU, beside its plain operations and F.rms_norm.
 
 Times are replays of captured CUDA graphs.  A copy says what memory allows: it reads and writes what the forward pass
 does, and the backward pass moves half as much again.
@@ -7,6 +7,7 @@ does, and the backward pass moves half as much again.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -44,27 +45,28 @@ def row(tokens: int, channels: int, device: str = "cuda") -> dict[str, Any]:
     norm = ReLANorm(channels, 64).to(device)
     z, grad = (torch.randn(tokens, channels, device=device).relu().to(torch.bfloat16) for _ in range(2))
     z.requires_grad_()
-    leaves = (z, norm.gain, norm.gate)
+    gain, gate = norm.parameters()
+    leaves = (z, gain, gate)
     torch.compiler.reset()  # one shape is compiled after the other
     compiled = torch.compile(_plain)
     calls: dict[str, Callable[[], Tensor]] = {
         "tamis": lambda: norm_ops.rela_norm(*leaves, EPSILON),
         "plain": lambda: _plain(*leaves),
         "compiled": lambda: compiled(*leaves),
-        "rms_norm": lambda: F.rms_norm(z, (channels,), norm.gain.to(z.dtype), EPSILON),
+        "rms_norm": lambda: F.rms_norm(z, (channels,), gain.to(z.dtype), EPSILON),
     }
 
     def both(call: Callable[[], Tensor]) -> tuple[Tensor, ...]:
         return torch.autograd.grad(call(), leaves[: 2 if call is calls["rms_norm"] else 3], grad)
 
-    errors = _errors(norm, z, grad, [calls["tamis"](), *both(calls["tamis"])])
+    errors = _errors(leaves, grad, [calls["tamis"](), *both(calls["tamis"])])
     times = {}
     with torch.no_grad():
         copy = graph_time(lambda: z.clone())
         for name, call in calls.items():
             times[name] = {"forward_us": graph_time(call)}
     for name, call in calls.items():
-        times[name]["both_us"] = graph_time(lambda call=call: both(call))
+        times[name]["both_us"] = graph_time(partial(both, call))
     return {"tokens": tokens, "channels": channels, "copy_us": copy, "times": times, "errors": errors}
 
 
@@ -72,9 +74,9 @@ def _plain(z: Tensor, gain: Tensor, gate: Tensor) -> Tensor:
     return plain_norm(z.float(), gain, gate).to(z.dtype)
 
 
-def _errors(norm: ReLANorm, z: Tensor, grad: Tensor, found: list[Tensor]) -> dict[str, float]:
+def _errors(leaves: tuple[Tensor, ...], grad: Tensor, found: list[Tensor]) -> dict[str, float]:
     """Of output and gradients against fp64, relative to the greatest number of each; refuses what is not right."""
-    exact_leaves = [x.detach().double().requires_grad_() for x in (z, norm.gain, norm.gate)]
+    exact_leaves = [x.detach().double().requires_grad_() for x in leaves]
     y = plain_norm(*exact_leaves)
     errors = {}
     exact = (y, *torch.autograd.grad(y, exact_leaves, grad.double()))

@@ -43,7 +43,7 @@ def run_others(output: Path | None, cases: list[Case] | None = None) -> None:
 
 class ReluInputs(Inputs):
     file = "kernels-long-relu-gpu"
-    ours = ("relu", "squared relu")
+    ours: tuple[str, ...] = ("relu", "squared relu")
     rule = ("relu", 0.0)
 
     def __init__(self, case: Case) -> None:

@@ -34,7 +34,7 @@ class TaskConfig(Config):
     options: dict[str, Any] = field(default_factory=dict)
     """Of that task."""
     also: list[dict[str, Any]] = field(default_factory=list)
-    """Changed options of easier forms of the task: in training, and there only, each is as likely as the task itself."""
+    """Changed options of easier forms of the task, each of which is as likely as the task itself, in training alone."""
     lengths: tuple[int, int] = (32, 64)
     """The least and the greatest in training."""
     batch_size: int = 128
