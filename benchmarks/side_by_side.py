@@ -117,13 +117,17 @@ class Run:
     def result(self) -> dict[str, Any]:
         scores = self.folder / "lengths.json"
         records = self._records()
-        loss = next((record["valid_loss"] for record in reversed(records) if "valid_loss" in record), None)
+        loss, seconds = (
+            next((record[name] for record in reversed(records) if name in record), None)
+            for name in ("valid_loss", "seconds")
+        )
         found = json.loads(scores.read_text())["scores"] if scores.is_file() else None
         return {
             "arm": self.arm,
             "seed": self.seed,
             "steps": self.steps(),
             "cut": self.cut,
+            "seconds": seconds,
             "loss": loss,
             "scores": found,
         }
