@@ -59,6 +59,12 @@ def test_bench_writes_what_it_prints(tmp_path, monkeypatch, capsys):
     assert "over softmax" in capsys.readouterr().out
 
 
+def test_benchmarks_of_kernels_are_run_one_at_a_time():
+    result = run("bench", "kernels", "--relu", "--norm")
+    assert result.returncode != 0
+    assert "give one of them" in result.stderr
+
+
 def test_attention_bench_writes_what_it_prints(tmp_path, monkeypatch, capsys):
     from tamis.bench import attention
 

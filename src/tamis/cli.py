@@ -371,9 +371,9 @@ def bench_kernels(
 ) -> None:
     """Time the fused GPU kernels against F.scaled_dot_product_attention and the peers that are installed.
 
-    Rows of 4k to 64k keys of entmax, with --relu of ReLU attention, with --activations of leaky relu, gelu and sigmoid;
-    with --short, of up to 512, as in translation; with --norm, the norm of ReLA.  The table is printed; with --output
-    its numbers, and of attention a picture, are also written there.
+    Rows of 4k to 64k keys of entmax; with --relu of ReLU attention; with --activations of leaky relu, gelu and sigmoid,
+    4k and 16k; with --short rows of up to 512, as in translation; with --norm the norm of ReLA.  The table is
+    printed; with --output its numbers, and of sparse attention a picture, are also written there.
     """
     if sum((short, relu, activations, norm)) > 1:
         raise SystemExit("--short, --relu, --activations and --norm are benchmarks of their own: give one of them")

@@ -679,6 +679,17 @@ def test_torch_func_takes_the_dense_path_to_the_same_result(name: str, case: str
         torch.testing.assert_close(got, want, **EXACT)
 
 
+@pytest.mark.parametrize("grad", [False, True])
+@pytest.mark.parametrize("name", ["entmax", "sigmoid"])
+def test_forward_mode_takes_the_dense_path_too(name: str, grad: bool) -> None:
+    query, key, value = Case().inputs()
+    tangent = randn(*query.shape, seed=9)
+    wanted = torch.func.jvp(lambda x: call(name, (x, key, value)), (query,), (tangent,))[1]
+    with torch.autograd.forward_ad.dual_level(), torch.set_grad_enabled(grad):
+        out = call(name, (torch.autograd.forward_ad.make_dual(query, tangent), key, value))
+        torch.testing.assert_close(torch.autograd.forward_ad.unpack_dual(out).tangent, wanted, **EXACT)
+
+
 # ---------------------------------------------------------------------------------------------------------------
 # Special alphas
 

@@ -224,8 +224,15 @@ def test_shares_of_commands_and_depths_of_keys():
         (lambda: Reverse().generate(2, 5, stream(0), "tset"), "did you mean 'test'"),
         (lambda: MQMTAR().generate(2, 7, stream(0)), "length of at least 8, got 2 and 7"),
         (lambda: distinct(1, 5, 4, stream(0)), "no 5 different integers below 4"),
-        (lambda: LocalCount(symbols=1), "at least 2 symbols"),
-        (lambda: Passkey(digits=0), "needs 1 to 14 digits"),
+        (lambda: LocalCount(symbols=1), "symbols must be an int of at least 2"),
+        (lambda: LocalCount(shortest_run=9, longest_run=8), "longest_run must be an int of at least 9"),
+        (lambda: Passkey(digits=0), "digits must be an int of at least 1"),
+        (lambda: Passkey(digits=15), "digits must be an int of at most 14"),
+        (lambda: MQMTAR(queries=0), "queries must be an int of at least 1"),
+        (lambda: MQMTAR(queries="1"), "queries must be an int"),
+        (lambda: MaxRetrieval(base=[1]), "base must be an int"),
+        (lambda: Reverse(symbols=0), "symbols must be an int of at least 1"),
+        (lambda: FlipFlop(ignored=1.5), "ignored must lie in"),
     ],
 )
 def test_errors(call, message):

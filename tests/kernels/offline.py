@@ -105,7 +105,7 @@ def norm(case: dict[str, Any]) -> None:
 
 
 ROWS: dict[str, tuple[Any, ...]] = {
-    "width": (100, 3000, 40000),
+    "width": (100, 1000, 3000, 40000),
     "alpha": (1.5, 2.0, 1.3, 3.0, "learned"),
     "alpha_of_loss": (1.5, 2.0, 1.3),
     "dtype": (torch.float32, torch.bfloat16),

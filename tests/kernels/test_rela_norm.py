@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from tamis.kernels import norm_ops
-from tamis.mechanisms.rela import EPSILON, ReLANorm
+from tamis.mechanisms.rela import EPSILON, ReLANorm, plain_norm
 
 pytest.importorskip("triton")
 from tamis.kernels.norm_ops import rela_norm
@@ -48,7 +48,7 @@ def test_interpreted_agrees_with_plain_operations(shape, variant, dtype):
 
 def agrees(shape, variant, dtype):
     norm, z, grad = inputs(shape, dtype, variant)
-    y = rela_norm(z, norm.gain, norm.gate, EPSILON)
+    y = rela_norm(z, norm.gain, norm.gate, EPSILON, plain_norm)
     assert y.dtype == dtype
     found = [y, *torch.autograd.grad(y, (z, *norm.parameters()), grad)]
     reference = exact(norm, z, grad)
@@ -65,7 +65,7 @@ def agrees(shape, variant, dtype):
 def test_no_rows():
     z = torch.empty(0, 16, requires_grad=True)
     gain = torch.ones(16, requires_grad=True)
-    y = rela_norm(z, gain, None, EPSILON)
+    y = rela_norm(z, gain, None, EPSILON, plain_norm)
     dz, dgain = torch.autograd.grad(y, (z, gain), torch.empty(0, 16))
     assert y.shape == dz.shape == (0, 16)
     assert (dgain == 0.0).all()
@@ -98,12 +98,62 @@ def test_operations_are_registered_as_torch_expects(variant):
     torch.library.opcheck(norm_ops.norm_backward, (*arguments, grad))
 
 
+@pytest.mark.skipif(DEVICE == "cuda", reason="runs compiled")
+def test_strides_are_minded():
+    z, gains, dy = torch.randn(32, 6).t(), torch.randn(32, 3), torch.randn(6, 1).expand(6, 32)
+    gain, gate = gains[:, 1], torch.full((1,), 0.5).expand(32)
+    leaves = [x.detach().requires_grad_() for x in (z, gain, gate)]
+    assert not leaves[0].is_contiguous()
+    found = rela_norm(*leaves, EPSILON, plain_norm)
+    wanted = plain_norm(*leaves)
+    torch.testing.assert_close(found, wanted)
+    torch.testing.assert_close(norm_ops.norm_forward(z, gain, gate, EPSILON), wanted)
+    for ours, plain in zip(
+        torch.autograd.grad(found, leaves, dy), torch.autograd.grad(wanted, leaves, dy), strict=True
+    ):
+        torch.testing.assert_close(ours, plain)
+
+
+@pytest.mark.skipif(DEVICE == "cuda", reason="runs compiled")
+def test_second_derivatives_take_the_plain_operations():
+    norm, z, grad = inputs((3, 24), torch.float32, "g")
+    leaves = (z, *norm.parameters())
+
+    def penalty(norm_of):
+        y = norm_of(*leaves)
+        first = torch.autograd.grad(y, leaves, grad, create_graph=True)
+        return torch.autograd.grad(y.square().sum() + sum(x.square().sum() for x in first), leaves)
+
+    for ours, plain in zip(penalty(lambda *x: rela_norm(*x, EPSILON, plain_norm)), penalty(plain_norm), strict=True):
+        torch.testing.assert_close(ours, plain)
+
+
+@pytest.mark.skipif(DEVICE == "cuda", reason="runs compiled")
+@pytest.mark.parametrize("value", [float("inf"), float("nan")])
+def test_whatever_comes_back_to_a_null_row_stays_there(value):
+    norm, z, grad = inputs((5, 24), torch.float32, "g")
+    grad[0] = value  # the null row
+    y = rela_norm(z, norm.gain, norm.gate, EPSILON, plain_norm)
+    dz, dgain, dgate = torch.autograd.grad(y, (z, norm.gain, norm.gate), grad)
+    assert (dz[0] == 0.0).all()
+    assert all(x.isfinite().all() for x in (dz, dgain, dgate))
+
+
+@pytest.mark.skipif(DEVICE == "cuda", reason="runs compiled")
+@pytest.mark.parametrize("needed", [(True, False, False), (False, True, False), (False, False, True)])
+def test_what_needs_no_gradient_gets_none(needed):
+    norm, z, grad = inputs((5, 24), torch.float32, "g")
+    leaves = [x.detach().requires_grad_(own) for x, own in zip((z, norm.gain, norm.gate), needed, strict=True)]
+    rela_norm(*leaves, EPSILON, plain_norm).backward(grad)
+    assert tuple(x.grad is not None for x in leaves) == needed
+
+
 def test_the_compiler_sees_one_operation():
     norm, z, grad = inputs((4, 5, 64), torch.float32, "g")
     leaves = (z, *norm.parameters())
 
     def run(norm_of):
-        y = norm_of(z, norm.gain, norm.gate, EPSILON)
+        y = norm_of(z, norm.gain, norm.gate, EPSILON, plain_norm)
         return [y, *torch.autograd.grad(y, leaves, grad)]
 
     backend = "inductor" if DEVICE == "cuda" else "aot_eager"

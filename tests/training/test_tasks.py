@@ -154,6 +154,7 @@ def test_a_run_in_two_sittings_is_the_run_in_one(tmp_path):
         ({"options": 4}, "options must be a table"),
         ({"also": {"symbols": 4}}, "also must be a list of tables"),
         ({"also": [{"symbol": 4}]}, "no option 'symbol'"),
+        ({"name": "max_retrieval", "options": {"base": 6}, "lengths": (4, 40)}, "no 40 different integers below 36"),
         ({"also": [{"symbols": 3}]}, "easier forms of reverse must have its symbols"),
         ({"lengths": (6, 3)}, "lengths of reverse must ascend from 1 or more"),
         ({"lengths": (3,)}, "two ints"),
@@ -173,7 +174,7 @@ def test_every_task_has_a_recipe():
 
 @pytest.mark.parametrize("path", sorted(RECIPES / f"{name}.toml" for name in NAMES), ids=lambda path: path.stem)
 def test_shipped_recipes_are_read_with_all_their_arms(path):
-    own = {"middle"} if path.stem == "mqmtar" else set()
+    own = {"middle", "easier"} if path.stem == "mqmtar" else set()
     assert {"short", "softmax", "ssmax", "entmax", "asentmax"} | own == set(arms_of(path))
     for arms in ([], ["short"], *([arm] for arm in arms_of(path)), ["short", "softmax"]):
         recipe = read_task_recipe(path, arms=arms)

@@ -242,7 +242,7 @@ def test_other_data_and_fewer_steps_are_refused(data, tmp_path):
         tiny.trainer(data, tmp_path, steps=5).run()
     other = tiny.trainer(data, tmp_path, steps=20)
     other.task.fingerprint = lambda: "other"
-    with pytest.raises(TrainingError, match="other text or another vocabulary"):
+    with pytest.raises(TrainingError, match="other data or another vocabulary"):
         other.run()
 
 

@@ -63,7 +63,7 @@ def run(output: Path | None, cases: list[Case] | None = None, kind: type[Inputs]
             row["times"] |= kind(case).peers()
             _save(output, kind.file, rows)
     _print(rows, *kind.ours)
-    if output is not None:
+    if output is not None and len({case.topics for case in cases}) > 1:
         draw(rows, output / f"{kind.file}.png", kind.ours)
 
 

@@ -370,12 +370,12 @@ def _say_once(obstacle: str) -> None:
 
 
 def _traced() -> bool:
-    """Whether torch.compile or torch.func is looking: they want plain operations, not a loop over blocks."""
-    return torch.compiler.is_compiling() or torch._C._functorch.peek_interpreter_stack() is not None
+    """Whether torch.compile, torch.func or forward mode is looking: they want plain operations, no loop of blocks."""
+    return torch.compiler.is_compiling() or kernels.needs_plain_operations()
 
 
 def _dense_statistics(call: Call, rule: Rule) -> Statistics:
-    """Where torch.compile or torch.func is looking: from all weights at once."""
+    """Where a loop over blocks would not do, see `_traced`: from all weights at once."""
     weights = dense_weights(call.query, call.key, rule, call.visibility, call.scale)
     return dense_statistics(weights, call.visibility)
 

@@ -5,13 +5,16 @@ Triton is imported by the first launch.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from tamis.kernels.dispatch import DTYPES, PLAIN, _machine, needs_plain_operations, unwatched
+from tamis.kernels.dispatch import DTYPES, PLAIN, _dense, _machine, needs_plain_operations, unwatched
+from tamis.kernels.rows_ops import _empty_like
 
+Plain = Callable[[Tensor, Tensor | None, Tensor | None], Tensor]
 MAX_CHANNELS = 8192
 """Of a row, which one program holds in registers."""
 
@@ -31,18 +34,21 @@ def obstacle(z: Tensor) -> str | None:
     return None
 
 
-def rela_norm(z: Tensor, gain: Tensor | None, gate: Tensor | None, epsilon: float) -> Tensor:
-    """(..., channels) in the dtype of z; gain and gate (channels,), fp32, or None."""
-    return _RelaNorm.apply(z.contiguous(), gain, gate, epsilon)
+def rela_norm(z: Tensor, gain: Tensor | None, gate: Tensor | None, epsilon: float, plain: Plain) -> Tensor:
+    """(..., channels) in the dtype of z; gain and gate (channels,) or None.
+
+    `plain` is the same in plain operations, for second derivatives.
+    """
+    return _RelaNorm.apply(z, gain, gate, epsilon, plain)
 
 
 def _forward(z: Tensor, gain: Tensor | None, gate: Tensor | None, epsilon: float) -> Tensor:
     from tamis.kernels import rela_norm
 
-    y = torch.empty_like(z)
+    y = _empty_like(z)
     if z.numel():
         with torch.cuda.device_of(z):  # Triton launches on the current device
-            rela_norm.forward(z, gain, gate, epsilon, y)
+            rela_norm.forward(z.contiguous(), _dense(gain), _dense(gate), epsilon, y)
     return y
 
 
@@ -56,32 +62,35 @@ def _backward(
     if z.numel() == 0:
         return dz, dgain.zero_(), dgate.zero_()
     with torch.cuda.device_of(z):
-        rela_norm.backward(z, gain, gate, epsilon, dy, dz, dgain, dgate)
+        rela_norm.backward(z.contiguous(), _dense(gain), _dense(gate), epsilon, dy.contiguous(), dz, dgain, dgate)
     return dz, dgain, dgate
 
 
 def _empty_gradients(z: Tensor, gain: Tensor | None, gate: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
     dgain, dgate = (z.new_empty(0 if x is None else x.shape, dtype=torch.float32) for x in (gain, gate))
-    return torch.empty_like(z), dgain, dgate
+    return _empty_like(z), dgain, dgate
 
 
 norm_forward = torch.library.custom_op("tamis::rela_norm_forward", _forward, mutates_args=())
-norm_forward.register_fake(lambda z, *_: torch.empty_like(z))
+norm_forward.register_fake(lambda z, *_: _empty_like(z))
 norm_backward = torch.library.custom_op("tamis::rela_norm_backward", _backward, mutates_args=())
 norm_backward.register_fake(lambda z, gain, gate, *_: _empty_gradients(z, gain, gate))
 
 
 class _RelaNorm(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, z: Tensor, gain: Tensor | None, gate: Tensor | None, epsilon: float) -> Tensor:
+    def forward(ctx: Any, z: Tensor, gain: Tensor | None, gate: Tensor | None, epsilon: float, plain: Plain) -> Tensor:
         ctx.save_for_backward(z, gain, gate)
-        ctx.epsilon = epsilon
+        ctx.epsilon, ctx.plain = epsilon, plain
         return (_forward if unwatched(z) else norm_forward)(z, gain, gate, epsilon)
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
     def backward(ctx: Any, dy: Tensor) -> Any:
-        z, gain, gate = ctx.saved_tensors
-        run = _backward if unwatched(dy) else norm_backward
-        dz, dgain, dgate = run(z, gain, gate, ctx.epsilon, dy.contiguous())
-        return dz, None if gain is None else dgain, None if gate is None else dgate, None
+        leaves, needed = ctx.saved_tensors, ctx.needs_input_grad[:3]
+        if torch.is_grad_enabled():  # somebody will differentiate this again
+            wanted = [x for x, own in zip(leaves, needed, strict=True) if own]
+            found = iter(torch.autograd.grad(ctx.plain(*leaves), wanted, dy, create_graph=True))
+            return *(next(found) if own else None for own in needed), None, None
+        z, gain, gate = leaves
+        gradients = (_backward if unwatched(dy) else norm_backward)(z, gain, gate, ctx.epsilon, dy)
+        return *(x if own else None for x, own in zip(gradients, needed, strict=True)), None, None

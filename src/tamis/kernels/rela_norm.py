@@ -21,7 +21,7 @@ def _parameters(GAIN, GATE, columns, inside, HAS_GAIN: tl.constexpr, HAS_GATE: t
     """Gain and weight of the gate; 1 and 0 where there is none."""
     gain = tl.load(GAIN + columns, mask=inside, other=0.0) if HAS_GAIN else tl.full(columns.shape, 1.0, tl.float32)
     gate = tl.load(GATE + columns, mask=inside, other=0.0) if HAS_GATE else tl.full(columns.shape, 0.0, tl.float32)
-    return gain[None, :], gate[None, :]
+    return gain.to(tl.float32)[None, :], gate.to(tl.float32)[None, :]
 
 
 @triton.jit
@@ -61,6 +61,8 @@ def _backward(
         place = row[:, None] * WIDTH + columns[None, :]
         z = tl.load(Z + place, mask=there, other=0.0).to(tl.float32)
         dy = tl.load(DY + place, mask=there, other=0.0).to(tl.float32)
+        # A row of zeros attended to nothing: it would be scaled by 1e4, and has no gradient.
+        dy = tl.where((tl.max((z != 0.0).to(tl.int32), 1) > 0)[:, None], dy, 0.0)
         r = tl.rsqrt(tl.sum(z * z, 1) / WIDTH + epsilon)[:, None]
         normed = z * r
         gated = dy
@@ -75,9 +77,7 @@ def _backward(
             dgate += through * z
         if HAS_GAIN:
             dgain += gated * normed
-        # A row of zeros attended to nothing: it would be scaled by 1e4, and has no gradient.
-        alive = tl.max((z != 0.0).to(tl.int32), 1) > 0
-        tl.store(DZ + place, tl.where(alive[:, None], dz, 0.0), mask=there)
+        tl.store(DZ + place, dz, mask=there)
     if HAS_GAIN:
         tl.store(SUMS + program * WIDTH + columns, tl.sum(dgain, 0), mask=inside)
     if HAS_GATE:

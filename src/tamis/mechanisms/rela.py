@@ -103,12 +103,10 @@ class ReLANorm(KeepsPrecision):
         if self.variant == "none":
             return z
         if z.is_cuda and self.variant != "layernorm" and norm_ops.obstacle(z) is None:
-            return norm_ops.rela_norm(z, self.gain, self.gate, EPSILON)
-        dtype = z.dtype
-        z = z if dtype == torch.float64 else z.float()
+            return norm_ops.rela_norm(z, self.gain, self.gate, EPSILON, plain_norm)
         if self.variant == "layernorm":
-            return F.layer_norm(z, (self.embed_dim,), self.gain, self.offset).to(dtype)
-        return plain_norm(z, self.gain, self.gate).to(dtype)
+            return F.layer_norm(_wide(z), (self.embed_dim,), self.gain, self.offset).to(z.dtype)
+        return plain_norm(z, self.gain, self.gate)
 
     def extra_repr(self) -> str:
         learned = "".join(f", {name}={span(x)}" for name, x in self.named_parameters())
@@ -116,7 +114,8 @@ class ReLANorm(KeepsPrecision):
 
 
 def plain_norm(z: Tensor, gain: Tensor | None, gate: Tensor | None) -> Tensor:
-    """The norm and its gate, without what is None."""
+    """The norm and its gate, without what is None, in the dtype of z."""
+    dtype, z = z.dtype, _wide(z)
     # A null row would be scaled by 1e4, forward and backward: select instead of multiplying.
     alive = (z != 0.0).any(-1, keepdim=True)
     safe = torch.where(alive, z, 1.0)
@@ -125,4 +124,8 @@ def plain_norm(z: Tensor, gain: Tensor | None, gate: Tensor | None) -> Tensor:
         y = y * gain
     if gate is not None:
         y = y * torch.sigmoid(gate * safe)
-    return torch.where(alive, y, 0.0)
+    return torch.where(alive, y, 0.0).to(dtype)
+
+
+def _wide(z: Tensor) -> Tensor:
+    return z if z.dtype == torch.float64 else z.float()

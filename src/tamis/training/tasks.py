@@ -6,6 +6,7 @@ it is a function of the seed and its number alone, which makes resuming exact.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any, Self, TypeVar
@@ -58,8 +59,8 @@ class TaskConfig(Config):
             raise ValueError(f"easier forms of {self.name} must have its symbols, got {self.also!r}")
         if not task.shortest <= lengths[0] <= lengths[1]:
             raise ValueError(f"lengths of {self.name} must ascend from {task.shortest} or more, got {lengths}")
-        for form in (task, *easier):
-            form.answer_length(lengths[0])  # an error where the options want more
+        for form, length in itertools.product((task, *easier), lengths):
+            form.answer_length(length)  # an error where the options do not allow it
         at_least(self, 1, "batch_size", "lengths_per_batch", "validation_size")
 
     def build(self) -> SequenceTask:

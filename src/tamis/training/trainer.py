@@ -318,7 +318,7 @@ class Trainer:
         if number is None:
             return
         if found["data"] != self.task.fingerprint():
-            raise TrainingError(f"{self.folder} was trained on other text or another vocabulary: use another folder")
+            raise TrainingError(f"{self.folder} was trained on other data or another vocabulary: use another folder")
         if number > self.config.steps:
             raise TrainingError(f"{self.folder} has {number} steps already, and training.steps is {self.config.steps}")
         for name, tensors in self._tables().items():

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from tamis.data.tasks.base import SequenceTask, distinct
+from tamis.models.pretrained import at_least
 
 FILLER, IS, ASK = 0, 1, 2
 
@@ -27,6 +28,9 @@ class MQMTAR(SequenceTask):
     queries: int = 4
 
     shortest: ClassVar[int] = 8  # for one pair
+
+    def __post_init__(self) -> None:
+        at_least(self, 1, "symbols", "queries")
 
     @property
     def num_symbols(self) -> int:
@@ -68,6 +72,9 @@ class MaxRetrieval(SequenceTask):
     """Digits: keys are below base squared, which should be far more than there are items."""
     values: int = 10
 
+    def __post_init__(self) -> None:
+        at_least(self, 1, "base", "values")
+
     @property
     def num_symbols(self) -> int:
         return self.base + self.values
@@ -94,10 +101,8 @@ class Passkey(SequenceTask):
     shortest: ClassVar[int] = 16
 
     def __post_init__(self) -> None:
-        if not 1 <= self.digits <= self.shortest - 2 or self.sentence < 1:
-            raise ValueError(
-                f"needs 1 to {self.shortest - 2} digits and a sentence, got {self.digits}, {self.sentence}"
-            )
+        at_least(self, 1, "digits", largest=self.shortest - 2)
+        at_least(self, 1, "sentence")
 
     @property
     def key_id(self) -> int:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from tamis.data.tasks.base import SequenceTask
+from tamis.models.pretrained import at_least
 
 
 @dataclass(frozen=True)
@@ -17,6 +18,9 @@ class StringTask(SequenceTask):
     """`length` symbols, each of `symbols` equally likely."""
 
     symbols: int = 32
+
+    def __post_init__(self) -> None:
+        at_least(self, 1, "symbols")
 
     @property
     def num_symbols(self) -> int:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from tamis.data.tasks.base import SequenceTask
+from tamis.models.pretrained import at_least, shares
 
 WRITE, IGNORE, READ = 2, 3, 4
 
@@ -26,6 +27,9 @@ class FlipFlop(SequenceTask):
 
     ignored: float = 0.8
     """Share of ignores; writes and reads have the rest in equal parts."""
+
+    def __post_init__(self) -> None:
+        shares(self, "ignored")
 
     @property
     def num_symbols(self) -> int:
@@ -59,9 +63,9 @@ class LocalCount(SequenceTask):
     longest_run: int = 48
 
     def __post_init__(self) -> None:
-        if self.symbols < 2 or not 1 <= self.shortest_run <= self.longest_run:
-            runs = f"{self.shortest_run} to {self.longest_run}"
-            raise ValueError(f"needs at least 2 symbols and runs of 1 or more, got {self.symbols} and {runs}")
+        at_least(self, 2, "symbols")
+        at_least(self, 1, "shortest_run")
+        at_least(self, self.shortest_run, "longest_run")
 
     @property
     def num_symbols(self) -> int:
