@@ -26,7 +26,7 @@ from kernels.cases import FACTORS, Problem, covering, decoded, describe, fused
 from kernels.sanitize import FEW, LONGER
 from tamis.kernels import arguments, dispatch, launch, norm_ops, rows_ops
 from tamis.kernels.machine_code import is_spoilt
-from tamis.mechanisms.rela import EPSILON, ReLANorm
+from tamis.mechanisms.rela import EPSILON, ReLANorm, plain_norm
 
 
 class NoDevice:
@@ -99,9 +99,9 @@ def rows(case: dict[str, Any]) -> None:
 
 
 def norm(case: dict[str, Any]) -> None:
-    norm = ReLANorm(case["width"], 8, case["variant"])
+    norm = ReLANorm(case["width"], 8, case["variant"]).to(case["parameters"])
     z = torch.randn(40, case["width"], dtype=case["dtype"], requires_grad=True)
-    norm_ops.rela_norm(z, norm.gain, norm.gate, EPSILON).sum().backward()
+    norm_ops.rela_norm(z, norm.gain, norm.gate, EPSILON, plain_norm).sum().backward()
 
 
 ROWS: dict[str, tuple[Any, ...]] = {
@@ -114,6 +114,7 @@ NORMS: dict[str, tuple[Any, ...]] = {
     "width": (24, 512, 1000, 8192),
     "variant": ("g", "i", "rms"),
     "dtype": (torch.float32, torch.float16, torch.bfloat16),
+    "parameters": (torch.float32, torch.float64),
 }
 PARTS = {
     "short": (short, FACTORS),
