@@ -148,7 +148,7 @@ def test_what_needs_no_gradient_gets_none(needed):
     assert tuple(x.grad is not None for x in leaves) == needed
 
 
-def test_the_compiler_sees_one_operation():
+def test_compiled_it_gives_the_same_to_the_bit():
     norm, z, grad = inputs((4, 5, 64), torch.float32, "g")
     leaves = (z, *norm.parameters())
 

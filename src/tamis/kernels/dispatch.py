@@ -16,25 +16,29 @@ from tamis.kernels.arguments import ELEMENTWISE_RULES, FEW, Arguments
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 MAX_HEAD_DIM = 256
-PLAIN = "torch.func transforms and forward-mode derivatives need the plain operations"
 _HAS_TRITON = importlib.util.find_spec("triton") is not None
 
 
 def obstacle(call: Call, rule: Rule) -> str | None:
     """Why no fused kernel can take this call, or None."""
     visibility = call.visibility
-    if (reason := _machine(call.query.device.type)) is not None:
+    if (reason := tensor_obstacle(call.query)) is not None:
         return reason
-    if needs_plain_operations():
-        return PLAIN
-    if call.query.dtype not in DTYPES:
-        return f"there are kernels for fp16, bf16 and fp32, not for {call.query.dtype}"
     if max(call.query.shape[3], call.value.shape[3]) > MAX_HEAD_DIM:
         return f"head sizes go up to {MAX_HEAD_DIM}, got {call.query.shape[3]} and {call.value.shape[3]}"
     for name, x in (("attn_mask", visibility.attn_mask), ("alibi_slopes", visibility.alibi_slopes)):
         if x is not None and x.requires_grad and torch.is_grad_enabled():
             return f"{name} needs a gradient"
     return _rule_obstacle(rule)
+
+
+def tensor_obstacle(x: Tensor) -> str | None:
+    """Why no kernel of any kind can take this tensor now, or None."""
+    if (reason := _machine(x.device.type)) is not None:
+        return reason
+    if needs_plain_operations():
+        return "torch.func transforms and forward-mode derivatives need the plain operations"
+    return None if x.dtype in DTYPES else f"there are kernels for fp16, bf16 and fp32, not for {x.dtype}"
 
 
 def needs_plain_operations() -> bool:

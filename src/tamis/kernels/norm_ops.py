@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tamis.kernels.dispatch import DTYPES, PLAIN, _dense, _machine, needs_plain_operations, unwatched
+from tamis.kernels.dispatch import _dense, tensor_obstacle, unwatched
 from tamis.kernels.rows_ops import _empty_like
 
 Plain = Callable[[Tensor, Tensor | None, Tensor | None], Tensor]
@@ -21,14 +21,10 @@ MAX_CHANNELS = 8192
 
 def obstacle(z: Tensor) -> str | None:
     """Why no kernel can take these rows, or None."""
-    if (reason := _machine(z.device.type)) is not None:
+    if (reason := tensor_obstacle(z)) is not None:
         return reason
     if torch.compiler.is_compiling():
         return "a compiler makes a kernel of the plain operations itself"
-    if needs_plain_operations():
-        return PLAIN
-    if z.dtype not in DTYPES:
-        return f"there are kernels for fp16, bf16 and fp32, not for {z.dtype}"
     if z.shape[-1] > MAX_CHANNELS:
         return f"rows go up to {MAX_CHANNELS} channels, got {z.shape[-1]}"
     return None

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tamis.kernels.dispatch import DTYPES, PLAIN, _machine, needs_plain_operations, unwatched
+from tamis.kernels.dispatch import tensor_obstacle, unwatched
 from tamis.transforms import losses
 from tamis.transforms.entmax import (
     _reduce_to,
@@ -33,12 +33,8 @@ STATE, LOSS_STATE = 4, 7
 
 def obstacle(z: Tensor) -> str | None:
     """Why no kernel can take these scores, or None."""
-    if (reason := _machine(z.device.type)) is not None:
+    if (reason := tensor_obstacle(z)) is not None:
         return reason
-    if needs_plain_operations():
-        return PLAIN
-    if z.dtype not in DTYPES:
-        return f"there are kernels for fp16, bf16 and fp32, not for {z.dtype}"
     if z.shape[-1] > MAX_WIDTH:
         return f"rows go up to {MAX_WIDTH} scores, got {z.shape[-1]}"
     return None
