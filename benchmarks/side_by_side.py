@@ -15,7 +15,6 @@ import argparse
 import json
 import os
 import re
-import signal
 import subprocess
 import sys
 import time
@@ -87,7 +86,7 @@ class Run:
             if cut and self.doing == "train" and not self.cut:
                 self.cut = True
                 assert self.process is not None
-                self.process.send_signal(signal.SIGINT)
+                self.process.terminate()  # ctrl-C is ignored by what a shell started in the background
         elif self.doing == "train" and self.cut and self.steps() > 0 and not (self.folder / "model").is_dir():
             self.train(f"training.steps={self.steps()}")  # what is there already: it is exported at once
         elif self.doing == "train" and (self.folder / "model").is_dir():
