@@ -43,12 +43,30 @@ def test_pairs_of_features(case):
     check(Problem(case, torch.float32), decoded)
 
 
+MANY_ROWS = {name: values[0] for name, values in FEW.items()} | {"groups": 4, "structure": "causal"}
+
+
 @decoding
 @pytest.mark.parametrize("head_dims", [(256, 160), (24, 40)], ids=str)
 def test_more_rows_than_a_tile_holds_in_fp16(head_dims):
-    case = {name: values[0] for name, values in FEW.items()}
-    case |= {"rule": "relu", "lengths": (16, 40), "head_dims": head_dims, "groups": 4, "structure": "causal"}
+    case = MANY_ROWS | {"rule": "relu", "lengths": (16, 40), "head_dims": head_dims}
     check(Problem(case, torch.float16), decoded)
+
+
+@decoding
+@pytest.mark.parametrize(
+    ("rule", "lengths", "structure"),
+    [
+        (1.5, (8, 150), "causal alibi"),
+        (1.5, (15, 600), "positions"),
+        (2.0, (15, 90), "causal window"),
+        ("learned", (8, 150), "causal window"),
+    ],
+    ids=str,
+)
+def test_many_rows_of_a_tile(rule, lengths, structure):
+    case = MANY_ROWS | {"rule": rule, "lengths": lengths, "structure": structure, "mask": "lengths"}
+    check(Problem(case, torch.float32), decoded)
 
 
 @decoding
@@ -71,9 +89,9 @@ def test_pages(case):
 FAR = {"structure": "alibi", "page": 16, "groups": 1, "queries": 1, "norms": True}
 
 
-@pytest.mark.parametrize("rule", [1.5, "relu"])
-def test_far_pages_are_not_read_and_change_nothing(rule):
-    paged = Paged(FAR | {"rule": rule}, torch.float32)
+@pytest.mark.parametrize(("rule", "groups", "queries"), [(1.5, 1, 1), ("relu", 1, 1), (1.5, 2, 16)])
+def test_far_pages_are_not_read_and_change_nothing(rule, groups, queries):
+    paged = Paged(FAR | {"rule": rule, "groups": groups, "queries": queries}, torch.float32)
     paged.options["alibi_slopes"] = torch.tensor([4.0, 1.0])
     plain = paged.run(backend="triton", page_norms=None)
     assert torch.equal(paged.run(backend="triton"), plain)
@@ -94,12 +112,13 @@ def test_a_far_key_counts_where_it_outweighs_its_distance():
 
 
 @decoding
-def test_values_without_a_weight_are_not_read():
+@pytest.mark.parametrize("queries", [1, 16])
+def test_values_without_a_weight_are_not_read(queries):
     torch.manual_seed(0)
-    query, key, value = torch.randn(1, 2, 1, 16), 3.0 * torch.randn(1, 1, 200, 16), torch.randn(1, 1, 200, 16)
+    query, key, value = torch.randn(1, 2, queries, 16), 6.0 * torch.randn(1, 1, 400, 16), torch.randn(1, 1, 400, 16)
     run = lambda: tamis.entmax_attention(query, key, value, enable_gqa=True, backend="triton")  # noqa: E731
     plain = run()
-    support = (tamis.attention_weights(query, key, enable_gqa=True) > 0.0).any(1).flatten()
+    support = (tamis.attention_weights(query, key, enable_gqa=True) > 0.0).any(2).any(1).flatten()
     assert support.float().mean() < 0.2
     value[:, :, ~support] = torch.nan
     assert torch.equal(run(), plain)

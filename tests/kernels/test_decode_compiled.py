@@ -50,8 +50,9 @@ def test_pages(case, dtype):
 
 
 @pytest.mark.parametrize("rule", [1.5, "learned", "relu"])
-def test_far_pages_are_not_read_and_change_nothing(rule):
-    case = {"rule": rule, "structure": "alibi", "page": 16, "groups": 1, "queries": 1, "norms": True}
+@pytest.mark.parametrize(("groups", "queries"), [(1, 1), (2, 16)])
+def test_far_pages_are_not_read_and_change_nothing(rule, groups, queries):
+    case = {"rule": rule, "structure": "alibi", "page": 16, "groups": groups, "queries": queries, "norms": True}
     paged = Paged(case, torch.bfloat16, "cuda")
     paged.options["alibi_slopes"] = torch.tensor([4.0, 1.0], device="cuda")
     plain = paged.run(backend="triton", page_norms=None)
@@ -60,24 +61,24 @@ def test_far_pages_are_not_read_and_change_nothing(rule):
     assert torch.equal(paged.run(backend="triton"), plain)
 
 
-def cache(context, batch=2, heads=8, key_heads=2, dim=128, dtype=torch.bfloat16):
+def cache(context, batch=2, heads=8, key_heads=2, dim=128, dtype=torch.bfloat16, queries=1):
     generator = torch.Generator("cuda").manual_seed(0)
 
     def draw(*shape):
         return torch.randn(shape, generator=generator, device="cuda", dtype=dtype)
 
-    return draw(batch, heads, 1, dim), draw(batch, key_heads, context, dim), draw(batch, key_heads, context, dim)
+    return draw(batch, heads, queries, dim), draw(batch, key_heads, context, dim), draw(batch, key_heads, context, dim)
 
 
 @pytest.mark.parametrize("rule", [{"alpha": 1.5}, {"alpha": 2.0}, {"alpha": 1.2}, {"alpha": 1.0}], ids=str)
 @pytest.mark.parametrize("context", [1024, 8191, 131072])
 @pytest.mark.parametrize("sharpness", [0.1, 1.0, 8.0])
-def test_long_caches(rule, context, sharpness):
-    query, key, value = cache(context)
-    out = tamis.entmax_attention(
-        query * sharpness, key, value, enable_gqa=True, is_causal=True, backend="triton", **rule
-    )
-    weights = tamis.attention_weights((query * sharpness).double(), key.double(), enable_gqa=True, **rule)
+@pytest.mark.parametrize("queries", [1, 8, 16])
+def test_long_caches(rule, context, sharpness, queries):
+    query, key, value = cache(context, queries=queries)
+    options = {"enable_gqa": True, "is_causal": True, **rule}
+    out = tamis.entmax_attention(query * sharpness, key, value, backend="triton", **options)
+    weights = tamis.attention_weights((query * sharpness).double(), key.double(), **options)
     assert error(out, weights @ value.double().repeat_interleave(4, 1)) < 1e-2
 
 

@@ -7,6 +7,7 @@ them; the keys are split among programs, so that a single sequence keeps a GPU b
     solve      one row: bounds its solution by those maxima, copies the scores that pass the bound side by side, and
                solves over them alone
     values     one span of keys: lists those with a weight in some row, then reads their values and no others
+    streamed   the same for many rows, which between them want many of the keys: all of the span, tile after tile
     activated  for elementwise rules, whose rows need no solution: scores and values of a span in one pass
     gather     adds up the spans of a row, always in the same order
 
@@ -344,6 +345,44 @@ def values(
             V, TABLE, b, key_head, start + cols, there, key_end, v_strides, page, num_k, DV, DVW, PAGED, False
         )  # fmt: skip
         r = _rows_weights(s, m, c, e, RULE, FAST)
+        out = tl.dot(r.to(value.dtype), value, out, input_precision=PRECISION)
+    _store_span(OUTS, out, row, present, part, parts, DV, DVW)
+
+
+@triton.jit(do_not_specialize=(*LENGTHS, *COUNTS))
+def streamed(
+    V, S, TOP, STATE, OUTS, LIVE, TABLE, E, sight, dropout, packed, v_strides, scales_strides,
+    e_value, scale, bias, H, GROUPS, num_q, page, num_k, blocks, parts, groups,
+    DV: tl.constexpr, DVW: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, SPAN: tl.constexpr, RULE: tl.constexpr,
+    HAS_E: tl.constexpr, PAGED: tl.constexpr, WHOLE: tl.constexpr, FAST: tl.constexpr, PRECISION: tl.constexpr
+):  # fmt: skip
+    """One span of keys, as `values`, without a list: scores are read side by side, where a list would fetch 32 bytes
+    for each of its keys and rows.  Groups below a row's reach are still not read, nor values that no row wants."""
+    part, b, key_head, h, queries, row, present = _rows(H, GROUPS, num_q, blocks, parts, BM, BM)
+    m, c, e, reach = _state(STATE, E, e_value, h, row, RULE, HAS_E, FAST)
+    start = part * SPAN
+    size = tl.minimum(groups * GROUP - start, SPAN)
+    TOP += (row * groups + start // GROUP)[:, None]
+    S += (row * groups * GROUP + start)[:, None]
+    some = tl.zeros((BM, BN // GROUP), tl.int32)
+    for first in range(0, size, BN):
+        top = tl.load(TOP + first // GROUP + tl.arange(0, BN // GROUP)[None, :])
+        some = tl.maximum(some, _passes(top, m, reach))
+    live = tl.max(tl.max(some, 1), 0)
+    tl.store(LIVE + tl.program_id(0), live)
+    if live == 0:
+        return
+    key_end = _key_end(sight, b, num_k)
+    out = tl.zeros((BM, DVW), tl.float32)
+    for first in range(0, size, BN):
+        place = first + tl.arange(0, BN)
+        # Scores of keys that nobody read are not there; the maxima of those are -inf.
+        top = tl.load(TOP + (place // GROUP)[None, :])
+        s = tl.load(S + place[None, :], mask=_passes(top, m, reach) > 0, other=float("-inf"))
+        r = _rows_weights(s, m, c, e, RULE, FAST)
+        cols = start + place
+        wanted = (tl.max((r != 0.0).to(tl.int32), 0) > 0) & (cols < key_end)
+        value = _load_keys(V, TABLE, b, key_head, cols, wanted, key_end, v_strides, page, num_k, DV, DVW, PAGED, WHOLE)
         out = tl.dot(r.to(value.dtype), value, out, input_precision=PRECISION)
     _store_span(OUTS, out, row, present, part, parts, DV, DVW)
 

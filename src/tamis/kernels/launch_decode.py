@@ -18,6 +18,8 @@ WIDTH = 4096
 """Numbers that a program of `solve` takes at a time: 16 in each of 256 threads."""
 PIECE = 4096
 """Scores that a program of `values` looks through at a time."""
+STREAMED = 32
+"""Rows of a tile from which on lists do not pay: one key in four has a weight if each row gives 1 % of them one."""
 PROGRAMS = 2112
 """Of `scores`, about, where there are keys enough: four rounds of four for each multiprocessor of an H200."""
 
@@ -69,12 +71,18 @@ def decode(a: Arguments, table: Tensor | None, norms: Tensor | None) -> Tensor:
             TOLERANCE=_tolerance(a), WIDTH=width,
         )  # fmt: skip
         lines = min(tiles.rows, next_power_of_two(heads // a.key.shape[1] * queries))
-        lists = memory(key_heads * blocks, spans, span, dtype=torch.int16)
-        launch(
-            kernels.values, key_heads * blocks * spans, tiles, (a.value,), (blocks, spans, groups),
-            (a.value, scores, tops, lists, state, outs, live, table, a.e),
-            SPAN=span, PIECE=min(span, PIECE // lines), LINES=lines,
-        )  # fmt: skip
+        if lines < STREAMED:
+            lists = memory(key_heads * blocks, spans, span, dtype=torch.int16)
+            launch(
+                kernels.values, key_heads * blocks * spans, tiles, (a.value,), (blocks, spans, groups),
+                (a.value, scores, tops, lists, state, outs, live, table, a.e),
+                SPAN=span, PIECE=min(span, PIECE // lines), LINES=lines,
+            )  # fmt: skip
+        else:
+            launch(
+                kernels.streamed, key_heads * blocks * spans, tiles, (a.value,), (blocks, spans, groups),
+                (a.value, scores, tops, state, outs, live, table, a.e), SPAN=span,
+            )  # fmt: skip
     else:
         launch(
             kernels.activated, key_heads * blocks * spans, tiles, (a.query, a.key, a.value), (blocks, spans, groups),
