@@ -144,7 +144,8 @@ def draw_lengths(scores: Scores, path: Path, title: str = "") -> None:
         panel.set(xlabel="length, of that in training", ylim=(-3, 103))
         panel.set_title(f"{share.replace('_', ' ')}, %", fontsize=9)
         panel.spines[["top", "right"]].set_visible(False)
-    figure.axes[0].legend(frameon=False, fontsize=8)
+    handles, labels = figure.axes[0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower center", ncols=len(labels), frameon=False, fontsize=8)
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=200)
 
