@@ -361,7 +361,7 @@ def streamed(
     part, b, key_head, h, queries, row, present = _rows(H, GROUPS, num_q, blocks, parts, BM, BM)
     m, c, e, reach = _state(STATE, E, e_value, h, row, RULE, HAS_E, FAST)
     start = part * SPAN
-    size = tl.minimum(groups * GROUP - start, SPAN)
+    size = tl.minimum(groups * GROUP - start, SPAN)  # whole tiles: both are multiples of BN
     TOP += (row * groups + start // GROUP)[:, None]
     S += (row * groups * GROUP + start)[:, None]
     some = tl.zeros((BM, BN // GROUP), tl.int32)
