@@ -199,13 +199,13 @@ def _passes(s, m, reach):
 
 @triton.jit
 def _sweep(
-    PLACE, count, m, c, alive, worst, tolerance, e, RULE: tl.constexpr, WIDTH: tl.constexpr, FAST: tl.constexpr
+    PLACE, held, count, m, c, alive, worst, tolerance, e, RULE: tl.constexpr, WIDTH: tl.constexpr, FAST: tl.constexpr
 ):  # fmt: skip
-    """`_step` over `count` scores side by side, and their sum of r."""
+    """`_step` over `count` scores side by side, the first WIDTH of which are in registers, and their sum of r."""
     lanes = tl.arange(0, WIDTH)[None, :]
-    r = tl.zeros((1, WIDTH), tl.float32)
-    slopes = tl.zeros((1, WIDTH), tl.float32)
-    for first in range(0, count, WIDTH):
+    x, slopes, log_x = _entmax(held, m, c, None, e, 1.0, RULE, False, FAST)
+    r = slopes * x
+    for first in range(WIDTH, count, WIDTH):
         s = tl.load(PLACE + first + lanes, mask=first + lanes < count, other=float("-inf"))
         x, v, log_x = _entmax(s, m, c, None, e, 1.0, RULE, False, FAST)
         r += v * x
@@ -229,8 +229,9 @@ def solve(
     S += tl.cast(row, tl.int64) * groups * GROUP
     PASSED += tl.cast(row, tl.int64) * groups * GROUP
     lanes = tl.arange(0, WIDTH)[None, :]
-    best = tl.full((1, WIDTH), float("-inf"), tl.float32)
-    for first in range(0, groups, WIDTH):
+    held = tl.load(TOP + lanes, mask=lanes < groups, other=float("-inf"))
+    best = held
+    for first in range(WIDTH, groups, WIDTH):
         best = tl.maximum(best, tl.load(TOP + first + lanes, mask=first + lanes < groups, other=float("-inf")))
     m = tl.max(best, 1)
     alive = m > float("-inf")
@@ -243,7 +244,7 @@ def solve(
     worst = float("inf")
     yet = True
     while yet:
-        c, worst, yet, total = _sweep(TOP, groups, m, c, alive, worst, 0.1, e, RULE, WIDTH, FAST)
+        c, worst, yet, total = _sweep(TOP, held, groups, m, c, alive, worst, 0.1, e, RULE, WIDTH, FAST)
     reach = _reach(c, e, RULE)
     count = 0
     for first in range(0, groups, WIDTH):
@@ -262,11 +263,12 @@ def solve(
         tl.store(PASSED + passed + tl.cumsum(passes, 1) - passes, s, mask=passes > 0)
         passed += tl.sum(tl.sum(passes, 1), 0)
     tl.debug_barrier()
+    held = tl.load(PASSED + lanes, mask=lanes < passed, other=float("-inf"))
     worst = float("inf")
     yet = True
     while yet:
-        c, worst, yet, total = _sweep(PASSED, passed, m, c, alive, worst, TOLERANCE, e, RULE, WIDTH, FAST)
-    _, worst, yet, total = _sweep(PASSED, passed, m, c, alive, worst, TOLERANCE, e, RULE, WIDTH, FAST)
+        c, worst, yet, total = _sweep(PASSED, held, passed, m, c, alive, worst, TOLERANCE, e, RULE, WIDTH, FAST)
+    _, worst, yet, total = _sweep(PASSED, held, passed, m, c, alive, worst, TOLERANCE, e, RULE, WIDTH, FAST)
     place = STATE + tl.cast(row, tl.int64) * 3 + tl.arange(0, 1)
     tl.store(place, m)
     tl.store(place + 1, c)

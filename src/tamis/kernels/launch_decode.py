@@ -14,8 +14,10 @@ from tamis.kernels.launch import Plan, Tiles, _layout, _planned, _power_of_two, 
 SPANS = (256, 1024)
 """Keys of a program of `values` or `activated`: enough to make its part of the output small beside what it reads, but
 few where there would be too few programs."""
-WIDTH = 4096
-"""Numbers that a program of `solve` takes at a time: 16 in each of 256 threads."""
+WIDTHS = (4096, 8192)
+"""Numbers that a program of `solve` takes at a time, 16 in each thread: the more where each has a multiprocessor of an
+H200 to itself, so up to ALONE rows."""
+ALONE = 132
 PIECE = 4096
 """Scores that a program of `values` looks through at a time."""
 STREAMED = 32
@@ -64,7 +66,7 @@ def decode(a: Arguments, table: Tensor | None, norms: Tensor | None) -> Tensor:
             kernels.scores, key_heads * blocks * parts, tiles, (a.query, a.key), (blocks, parts, chunk, groups),
             (a.query, a.key, scores, tops, table, norms, a.e),
         )  # fmt: skip
-        width = min(WIDTH, max(128, _power_of_two(groups)))
+        width = min(WIDTHS[1] if rows <= ALONE else WIDTHS[0], max(128, _power_of_two(groups)))
         launch(
             kernels.solve, rows, Tiles(1, 1, max(4, width // 512), 1), (), (groups,),
             (scores, tops, memory(rows, groups, dtype=torch.int32), memory(rows, padded), state, a.e),
@@ -79,9 +81,10 @@ def decode(a: Arguments, table: Tensor | None, norms: Tensor | None) -> Tensor:
                 SPAN=span, PIECE=min(span, PIECE // lines), LINES=lines,
             )  # fmt: skip
         else:
+            # One stage: what is loaded ahead here, masked and in pieces of 4 bytes, takes four times as long.
             launch(
-                kernels.streamed, key_heads * blocks * spans, tiles, (a.value,), (blocks, spans, groups),
-                (a.value, scores, tops, state, outs, live, table, a.e), SPAN=span,
+                kernels.streamed, key_heads * blocks * spans, tiles._replace(stages=1), (a.value,),
+                (blocks, spans, groups), (a.value, scores, tops, state, outs, live, table, a.e), SPAN=span,
             )  # fmt: skip
     else:
         launch(

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from typing import Protocol
 
+import torch
 from torch import Tensor, nn
 
 from tamis.mechanisms import build_mechanism
@@ -93,8 +95,11 @@ def build_layer(config: BlockConfig, spec: Spec, position: Position, cross: Spec
     )
 
 
-def initialise(model: nn.Module, embed_dim: int) -> None:
-    """Xavier for matrices, N(0, 1/embed_dim) for embeddings, zero biases; modules of our own keep their start."""
+def initialise(model: nn.Module, embed_dim: int, spread: float = 1.0) -> None:
+    """Xavier for matrices, N(0, 1/embed_dim) for embeddings, zero biases; modules of our own keep their start.
+
+    With inputs of unit variance scores have a standard deviation of about 1, times `spread`.
+    """
     for module in model.modules():
         if isinstance(module, nn.Linear):
             nn.init.xavier_uniform_(module.weight)
@@ -102,6 +107,11 @@ def initialise(model: nn.Module, embed_dim: int) -> None:
                 nn.init.zeros_(module.bias)
         elif isinstance(module, nn.Embedding):
             nn.init.normal_(module.weight, std=embed_dim**-0.5)
+    with torch.no_grad():
+        for module in model.modules():
+            if isinstance(module, Attention):
+                module.q_proj.weight.mul_(math.sqrt(spread))
+                module.k_proj.weight.mul_(math.sqrt(spread))
 
 
 def positions_of(mask: Tensor | None, start: int, length: int, like: Tensor) -> Tensor:

@@ -52,6 +52,9 @@ class CausalLMConfig(Config):
     dropout: float = 0.0
     attention_dropout: float = 0.0
     tie_embeddings: bool = True
+    initial_spread: float = 1.0
+    """Of attention's scores at the start, about: their standard deviation.  With less, sparse heads begin with more
+    keys and learn of more of them."""
 
     def __post_init__(self) -> None:
         at_least(self, 1, "vocab_size", "embed_dim", "num_heads", "ffn_dim", "max_length")
@@ -59,7 +62,7 @@ class CausalLMConfig(Config):
         optional_at_least(self, 1, "num_kv_heads", "head_dim")
         shares(self, "dropout", "attention_dropout")
         booleans(self, "bias", "tie_embeddings")
-        numbers(self, "rope_base", above=0.0)
+        numbers(self, "rope_base", "initial_spread", above=0.0)
         mechanisms(self, "mechanism")
 
 
@@ -80,7 +83,7 @@ class CausalLM(PretrainedModel):
         self.norm = NORMS[config.norm](config.embed_dim) if config.arrangement != "post" else nn.Identity()
         self.output = None if config.tie_embeddings else nn.Linear(config.embed_dim, config.vocab_size, bias=False)
         self.dropout = nn.Dropout(config.dropout)
-        initialise(self, config.embed_dim)
+        initialise(self, config.embed_dim, config.initial_spread)
 
     def forward(
         self,

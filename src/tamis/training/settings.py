@@ -5,7 +5,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from tamis.mechanisms.checks import choose
-from tamis.models.pretrained import LARGEST_SEED, Config, at_least, booleans, numbers, optional_at_least, shares
+from tamis.models.pretrained import (
+    LARGEST_SEED,
+    Config,
+    at_least,
+    booleans,
+    numbers,
+    optional_at_least,
+    optional_strings,
+    shares,
+)
 
 SMALLEST_EPS = 1e-30  # what is much smaller is 0 in fp32, and a gradient of 0 then a step of NaN
 SCHEDULES = ("inverse-sqrt", "noam", "cosine", "constant")
@@ -22,6 +31,9 @@ class TrainingConfig(Config):
     device_tokens: int | None = None
     """The most that one process puts through the model at once; an update beyond that is accumulated in parts."""
     seed: int = 1
+    start: str | None = None
+    """A run, a checkpoint or a saved model of the same sizes and vocabulary, with any mechanism: training starts from
+    its weights, with a new optimiser."""
 
     optimizer: str = "adam"
     """"adam" or "adamw"."""
@@ -76,6 +88,7 @@ class TrainingConfig(Config):
         at_least(self, 0, "warmup")
         at_least(self, 0, "seed", largest=LARGEST_SEED)
         optional_at_least(self, 1, "device_tokens", "patience")
+        optional_strings(self, "start")
         shares(self, "label_smoothing", "ema")
         booleans(self, "compile", "cuda_graphs", "deterministic", "tensorboard")
         numbers(self, "lr", "eps", above=0.0)

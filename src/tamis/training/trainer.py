@@ -27,6 +27,7 @@ from tamis.training.objective import Measured
 from tamis.training.optim import MovingAverage, build_optimizer, learning_rate, step
 from tamis.training.recorder import Recorder, StepNumbers
 from tamis.training.settings import TrainingConfig
+from tamis.training.start import start_from
 from tamis.training.state import State, stream_seed
 
 
@@ -89,6 +90,10 @@ class Trainer:
         self.task, self.config, self.folder, self.process = task, config, folder, process
         self.display = Display(quiet=not process.leads) if display is None else display
         self.score, self.observe = score, observe
+        self.checkpoints = Checkpoints(folder / "checkpoints")
+        if config.start is not None and not self._has_checkpoint():
+            new = start_from(model, Path(config.start))
+            self.display.say(f"starting from {config.start}" + (f", but for {len(new)} new weights" if new else ""))
         self.kind = type(model)  # sharding gives the model another class
         self.model = model.to(process.device).train()
         if config.compile:
@@ -97,7 +102,6 @@ class Trainer:
         self.graphs = self._graphs() if config.cuda_graphs else None
         self.optimizer = build_optimizer(self.model, config)
         self.ema = MovingAverage(self.model, config.ema) if config.ema else None
-        self.checkpoints = Checkpoints(folder / "checkpoints")
         self.state = State()
         self.interruption = guards.Interruption()
 
@@ -311,6 +315,9 @@ class Trainer:
         """Keep the newest, two at least in case one is torn, the best, and where the run is."""
         kept = {*self._regular()[-max(2, self.config.keep) :], self.state.best_step, self.state.step}
         self.checkpoints.remove(step for step in self.checkpoints.steps() if step not in kept)
+
+    def _has_checkpoint(self) -> bool:
+        return any(not isinstance(found, CheckpointError) for _, found in self.checkpoints.latest())
 
     def _resume(self) -> None:
         """Take up the newest good checkpoint, if there is one; what is newer goes, as the run will come there again."""
