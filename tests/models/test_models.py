@@ -539,6 +539,30 @@ def test_starts_have_the_scale_of_the_papers():
     assert raw.std() > 0.3  # N(0, 1), not zeroed
 
 
+@pytest.mark.parametrize("spread", [1.0, 0.2, 3.0])
+def test_the_spread_of_scores_at_the_start_is_that_of_the_config(spread: float):
+    model = causal_lm(embed_dim=256, num_heads=4, head_dim=64, ffn_dim=8, num_layers=1, initial_spread=spread)
+    attention = model.layers[0].self_attention
+    x = torch.randn(2, 300, 256)
+    query, key = (
+        projection(x).view(2, 300, 4, 64).transpose(1, 2) for projection in (attention.q_proj, attention.k_proj)
+    )
+    assert (query @ key.mT / 8.0).std().item() == pytest.approx(spread, rel=0.05)
+
+
+@pytest.mark.parametrize("spread", [0.0, -1.0, float("nan"), "1"])
+def test_a_spread_that_is_none_is_refused(spread: Any):
+    with pytest.raises(ValueError, match="initial_spread"):
+        causal_lm(initial_spread=spread)
+
+
+def test_the_spread_changes_queries_and_keys_alone():
+    usual, narrow = causal_lm().state_dict(), causal_lm(initial_spread=0.25).state_dict()
+    for name, tensor in usual.items():
+        factor = 0.5 if name.endswith(("q_proj.weight", "k_proj.weight")) else 1.0
+        torch.testing.assert_close(narrow[name], factor * tensor)
+
+
 def test_embeddings_are_scaled_and_positions_added():
     model, source = seq2seq(encoder_layers=0, arrangement="post"), tokens(1, 4)
     expected = model.encoder_position.embed(model.embedding.weight[source] * 4.0, torch.arange(4)[None])

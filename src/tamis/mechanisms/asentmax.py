@@ -81,7 +81,7 @@ class AdaptiveScale(KeepsPrecision):
         return f"num_heads={self.num_heads}, {chosen}, {learned}{where}"
 
 
-class ASEntmaxAttention(KeepsPrecision, Mechanism):
+class ASEntmaxAttention(Mechanism):
     """Entmax attention with an adaptive, length-aware scale.
 
     Args:
@@ -92,7 +92,6 @@ class ASEntmaxAttention(KeepsPrecision, Mechanism):
         per_head: learn one (beta, gamma) per head instead of reading them off the input.
         scaled_heads: which heads are scaled, as booleans (num_heads,); all by default.  Pass those of `NAPE`.
         init: "paper" or "small", see above.
-        unscaled_alpha: of the heads that are not scaled; `alpha` by default.  See above.
     """
 
     def __init__(
@@ -105,33 +104,19 @@ class ASEntmaxAttention(KeepsPrecision, Mechanism):
         per_head: bool = False,
         scaled_heads: Tensor | None = None,
         init: str = "paper",
-        unscaled_alpha: float | None = None,
     ) -> None:
         super().__init__()
-        scaled_heads = _head_mask(scaled_heads, num_heads)
-        for name, value in (("alpha", alpha), ("unscaled_alpha", unscaled_alpha)):
-            if value is not None and not 1.0 <= value <= 2.0:
-                raise ValueError(f"{name} must lie in [1, 2] for attention, got {value}")
-        self.num_heads, self.alpha, self.unscaled_alpha = num_heads, float(alpha), unscaled_alpha
+        if not 1.0 <= alpha <= 2.0:
+            raise ValueError(f"alpha must lie in [1, 2] for attention, got {alpha}")
+        self.num_heads, self.alpha = num_heads, float(alpha)
         self.scale = AdaptiveScale(embed_dim, num_heads, delta=delta, per_head=per_head, init=init)
-        self.register_buffer("scaled_heads", scaled_heads, persistent=False)
-        alphas = None
-        if unscaled_alpha is not None:
-            if scaled_heads is None:
-                raise ValueError(
-                    "unscaled_alpha is for heads that are not scaled, and here all are: use NAPE positions"
-                )
-            alphas = torch.where(scaled_heads, float(alpha), float(unscaled_alpha))
-        self.register_buffer("alphas", alphas, persistent=False)
+        self.register_buffer("scaled_heads", _head_mask(scaled_heads, num_heads), persistent=False)
 
     scaled_heads: Tensor | None
-    alphas: Tensor | None
-    """One per head, where they differ."""
 
     def settings(self, query: Tensor, key: Tensor, hidden: Tensor | None, options: dict[str, Any]) -> dict[str, Any]:
         scale = self.scale(hidden, self.visible_counts(query, key, options))
-        alpha = self.alpha if self.alphas is None else self.alphas
-        return {"alpha": alpha, "query_scale": _only(scale, self.scaled_heads)}
+        return {"alpha": self.alpha, "query_scale": _only(scale, self.scaled_heads)}
 
     def check_layer(self, embed_dim: int, num_heads: int, head_dim: int) -> None:
         super().check_layer(embed_dim, num_heads, head_dim)
