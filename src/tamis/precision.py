@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 
@@ -26,3 +27,31 @@ def for_products(x: Tensor) -> Tensor:
     if x.dtype == torch.float64 or not torch.is_autocast_enabled(device):
         return x
     return x.to(torch.get_autocast_dtype(device))
+
+
+def precise_linear(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    """A linear map in the precision of its weight, under autocast too; its gradients are there made of half-precision
+    products, as those of all other layers are."""
+    device = x.device.type
+    if not torch.is_autocast_enabled(device):
+        return F.linear(x.to(weight.dtype), weight, bias)
+    result: Tensor = _PreciseLinear.apply(x, weight, bias, torch.get_autocast_dtype(device))
+    return result
+
+
+class _PreciseLinear(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, dtype: torch.dtype) -> Tensor:
+        ctx.save_for_backward(x.to(dtype), weight)
+        ctx.input_dtype = x.dtype
+        with torch.autocast(x.device.type, enabled=False):
+            return F.linear(x.to(weight.dtype), weight, bias)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:
+        x, weight = ctx.saved_tensors
+        rounded = grad.to(x.dtype)
+        with torch.autocast(x.device.type, enabled=False):
+            dx = rounded @ weight.to(x.dtype)
+            dweight = rounded.flatten(0, -2).mT @ x.flatten(0, -2)
+        return dx.to(ctx.input_dtype), dweight.to(weight.dtype), grad.flatten(0, -2).sum(0), None

@@ -651,6 +651,25 @@ def test_the_scale_is_kept_in_fp32_under_autocast():
         torch.testing.assert_close(scale(hidden, counts).float(), exact, atol=1e-4, rtol=1e-4)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_gradients_of_the_scale_under_autocast(dtype: torch.dtype):
+    """As accurate as those of a linear layer there."""
+    torch.manual_seed(0)
+    scale = AdaptiveScale(EMBED, HEADS).double()
+    hidden, counts = torch.randn(3, 50, EMBED).to(dtype), torch.arange(1, 51)[None, None]
+    grad = torch.randn(3, HEADS, 50)
+    exact = hidden.double().requires_grad_()
+    expected = torch.autograd.grad(scale(exact, counts), (exact, *scale.parameters()), grad.double())
+    scale.float()
+    own = hidden.clone().requires_grad_()
+    with torch.autocast("cpu", torch.bfloat16):
+        out = scale(own, counts)
+    found = torch.autograd.grad(out, (own, *scale.parameters()), grad)
+    assert [x.dtype for x in found] == [dtype, torch.float32, torch.float32]
+    for one, other in zip(found, expected, strict=True):
+        assert (one.double() - other).norm() < 1e-2 * other.norm()
+
+
 @pytest.mark.parametrize("name", ["asentmax", "assmax"])
 def test_the_adaptive_scale_needs_hidden(name: str):
     data = inputs()

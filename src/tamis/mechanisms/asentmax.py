@@ -25,7 +25,7 @@ from torch import Tensor, nn
 
 from tamis.mechanisms.base import Mechanism, span
 from tamis.mechanisms.checks import check_heads, check_switch, choose
-from tamis.precision import KeepsPrecision
+from tamis.precision import KeepsPrecision, precise_linear
 
 INITS = ("paper", "small")
 
@@ -63,8 +63,7 @@ class AdaptiveScale(KeepsPrecision):
         else:
             if hidden is None:
                 raise ValueError("this mechanism needs hidden, the input of the attention layer (B, Lq, embed_dim)")
-            with torch.autocast(hidden.device.type, enabled=False):
-                raw = F.linear(hidden.to(self.weight.dtype), self.weight, self.bias).transpose(1, 2)  # (B, 2H, Lq)
+            raw = precise_linear(hidden, self.weight, self.bias).transpose(1, 2)  # (B, 2H, Lq)
         beta, gamma = raw.chunk(2, 1)
         return F.softplus(beta), 2.0 * torch.tanh(gamma)
 
