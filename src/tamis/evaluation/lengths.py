@@ -145,7 +145,7 @@ def draw_lengths(scores: Scores, path: Path, title: str = "") -> None:
         panel.set_title(f"{share.replace('_', ' ')}, %", fontsize=9)
         panel.spines[["top", "right"]].set_visible(False)
     handles, labels = figure.axes[0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center", ncols=len(labels), frameon=False, fontsize=8)
+    figure.legend(handles, labels, loc="outside lower center", ncols=4, frameon=False, fontsize=8)
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=200)
 
