@@ -670,6 +670,17 @@ def test_gradients_of_the_scale_under_autocast(dtype: torch.dtype):
         assert (one.double() - other).norm() < 1e-2 * other.norm()
 
 
+def test_the_scale_compiles_under_autocast_with_its_gradients():
+    torch.manual_seed(0)
+    scale, counts = AdaptiveScale(EMBED, HEADS), torch.arange(1, 51)[None, None]
+    hidden, grad = torch.randn(3, 50, EMBED).requires_grad_(), torch.randn(3, HEADS, 50)
+    with torch.autocast("cpu", torch.bfloat16):
+        outs = [run(hidden, counts) for run in (scale, torch.compile(scale, fullgraph=True))]
+    torch.testing.assert_close(*outs)
+    grads = [torch.autograd.grad(out, (hidden, *scale.parameters()), grad) for out in outs]
+    torch.testing.assert_close(*grads, atol=1e-3, rtol=1e-2)
+
+
 @pytest.mark.parametrize("name", ["asentmax", "assmax"])
 def test_the_adaptive_scale_needs_hidden(name: str):
     data = inputs()
