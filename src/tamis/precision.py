@@ -40,18 +40,23 @@ def precise_linear(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
 
 
 class _PreciseLinear(torch.autograd.Function):
+    generate_vmap_rule = True
+
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, dtype: torch.dtype) -> Tensor:
-        ctx.save_for_backward(x.to(dtype), weight)
-        ctx.input_dtype = x.dtype
+    def forward(x: Tensor, weight: Tensor, bias: Tensor, dtype: torch.dtype) -> Tensor:
         with torch.autocast(x.device.type, enabled=False):
             return F.linear(x.to(weight.dtype), weight, bias)
 
     @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        x, weight, _, ctx.dtype = inputs
+        ctx.save_for_backward(x, weight)
+
+    @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:
         x, weight = ctx.saved_tensors
-        rounded = grad.to(x.dtype)
+        rounded = grad.to(ctx.dtype)
         with torch.autocast(x.device.type, enabled=False):
-            dx = rounded @ weight.to(x.dtype)
-            dweight = rounded.flatten(0, -2).mT @ x.flatten(0, -2)
-        return dx.to(ctx.input_dtype), dweight.to(weight.dtype), grad.flatten(0, -2).sum(0), None
+            dx = rounded @ weight.to(ctx.dtype)
+            dweight = rounded.flatten(0, -2).mT @ x.to(ctx.dtype).flatten(0, -2)
+        return dx.to(x.dtype), dweight.to(weight.dtype), grad.flatten(0, -2).sum(0), None

@@ -670,6 +670,23 @@ def test_gradients_of_the_scale_under_autocast(dtype: torch.dtype):
         assert (one.double() - other).norm() < 1e-2 * other.norm()
 
 
+def test_the_scale_under_autocast_in_transforms():
+    torch.manual_seed(0)
+    scale, counts = AdaptiveScale(EMBED, HEADS), torch.arange(1, 51)[None, None]
+    hidden = torch.randn(3, 2, 50, EMBED)
+
+    def total(parameters: Any, hidden: Tensor) -> Tensor:
+        with torch.autocast("cpu", torch.bfloat16):
+            return torch.func.functional_call(scale, parameters, (hidden, counts)).sum()
+
+    parameters = {name: parameter.detach() for name, parameter in scale.named_parameters()}
+    per_sample = torch.func.vmap(torch.func.grad(total), (None, 0))(parameters, hidden)
+    for number, sample in enumerate(hidden):
+        alone = torch.autograd.grad(total(dict(scale.named_parameters()), sample), tuple(scale.parameters()))
+        for found, expected in zip(per_sample.values(), alone, strict=True):
+            torch.testing.assert_close(found[number], expected, atol=1e-3, rtol=1e-2)
+
+
 def test_the_scale_compiles_under_autocast_with_its_gradients():
     torch.manual_seed(0)
     scale, counts = AdaptiveScale(EMBED, HEADS), torch.arange(1, 51)[None, None]
