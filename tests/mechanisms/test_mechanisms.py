@@ -60,6 +60,9 @@ FACTORIES: dict[str, Callable[[], Mechanism]] = {
     "asentmax-some": lambda: ASEntmaxAttention(
         EMBED, HEADS, scaled_heads=torch.tensor([False, True, False, True]), init="small"
     ),
+    "asentmax-far": lambda: ASEntmaxAttention(
+        EMBED, HEADS, scaled_heads=torch.tensor([False, True, False, True]), unscaled_alpha=1.0
+    ),
     "assmax": lambda: ASSMaxAttention(EMBED, HEADS),
     "ssmax": lambda: ScalableSoftmax(HEADS),
     "ssmax-some": lambda: ScalableSoftmax(HEADS, init=0.4, scaled_heads=torch.tensor([True, False, False, True])),
@@ -165,7 +168,8 @@ def expected_weights(mechanism: Mechanism, data: dict[str, Tensor], keep: Tensor
         per_head = alphas(mechanism)
     elif isinstance(mechanism, ASEntmaxAttention | ScalableSoftmax):
         if isinstance(mechanism, ASEntmaxAttention):
-            per_head = [mechanism.alpha] * HEADS
+            scaled = [True] * HEADS if mechanism.unscaled_alpha is None else mechanism.scaled_heads.tolist()
+            per_head = [mechanism.alpha if head else mechanism.unscaled_alpha for head in scaled]
             scale = adaptive_scale(mechanism.scale, data["hidden"], count.clamp(min=1))
         else:
             scale = mechanism.s.double()[None, :, None] * torch.log(count.clamp(min=1).double() + 1.0)[:, None]
@@ -631,6 +635,16 @@ def test_unscaled_heads_are_entmax():
     assert not torch.equal(weights[:, [1, 3]], plain[:, [1, 3]])
 
 
+def test_unscaled_heads_may_have_an_alpha_of_their_own():
+    mechanism, data = make("asentmax-far"), inputs()
+    weights = mechanism.weights(data["query"], data["key"], hidden=data["hidden"])
+    plain = SoftmaxAttention().weights(data["query"], data["key"])
+    torch.testing.assert_close(weights[:, [0, 2]], plain[:, [0, 2]])
+    assert (weights[:, [0, 2]] > 0.0).all()
+    assert (weights[:, [1, 3]] == 0.0).any()
+    assert mechanism.bfloat16().alphas.dtype == torch.float32
+
+
 def test_assmax_is_asentmax_at_alpha_one():
     torch.manual_seed(0)
     softmax = ASSMaxAttention(EMBED, HEADS, 0.7)
@@ -830,6 +844,10 @@ def test_gqa(name: str):
         (ASEntmaxAttention(8, 2), "beta=0.693..0.693, gamma=0.000..0.000 at a zero input"),
         (ASEntmaxAttention(8, 2, per_head=True, init="small"), "beta=0.050..0.050, gamma=0.000..0.000)"),
         (ASEntmaxAttention(8, 2, 1.25, 0.5), "alpha=1.25"),
+        (
+            ASEntmaxAttention(8, 2, scaled_heads=torch.tensor([True, False]), unscaled_alpha=1.0),
+            "alpha=1.5, unscaled_alpha=1",
+        ),
         (ASEntmaxAttention(8, 2, 1.25, 0.5, init="small"), "delta=0.5, per_head=False, init='small'"),
         (SoftpickAttention(1e-3), "eps=0.001"),
     ],
@@ -874,6 +892,8 @@ def test_repr_and_construction_on_the_meta_device(name: str):
         (lambda: EntmaxAttention(4, 2.5), r"alpha must lie in \[1, 2\]"),
         (lambda: EntmaxAttention(4, 0.5), r"alpha must lie in \[1, 2\]"),
         (lambda: ASEntmaxAttention(8, 4, 3.0), r"alpha must lie in \[1, 2\]"),
+        (lambda: ASEntmaxAttention(8, 4, unscaled_alpha=0.5), r"unscaled_alpha must lie in \[1, 2\]"),
+        (lambda: ASEntmaxAttention(8, 4, unscaled_alpha=1.0), "use NAPE positions"),
         (lambda: ReLAttention(10, 4), "multiple of num_heads"),
         (lambda: EntmaxAttention(4, None), "alpha must be"),
         (lambda: EntmaxAttention(4, True), "alpha must be"),

@@ -10,8 +10,9 @@ Long-Context Generalization with Sparse Attention, Vasylenko et al. 2025, https:
 n is the number of keys that the query sees, i + 1 in a causal row, so that caches, padding and packing cannot change
 it.  With NAPE positions only the heads without a position bias are scaled.
 
-Deviation: `init="small"` starts with zero weights and beta near 0.05, which leaves the plateau that associative-recall
-tasks have at the start; `init="paper"` is N(0, 0.02) weights and zero biases.
+Deviations: `init="small"` starts with zero weights and beta near 0.05, which leaves the plateau that associative-recall
+tasks have at the start; `init="paper"` is N(0, 0.02) weights and zero biases.  `unscaled_alpha=1` keeps those heads
+dense that have a position bias, as a steep one leaves a sparse head a few keys to learn from.
 """
 
 from __future__ import annotations
@@ -80,7 +81,7 @@ class AdaptiveScale(KeepsPrecision):
         return f"num_heads={self.num_heads}, {chosen}, {learned}{where}"
 
 
-class ASEntmaxAttention(Mechanism):
+class ASEntmaxAttention(KeepsPrecision, Mechanism):
     """Entmax attention with an adaptive, length-aware scale.
 
     Args:
@@ -91,6 +92,7 @@ class ASEntmaxAttention(Mechanism):
         per_head: learn one (beta, gamma) per head instead of reading them off the input.
         scaled_heads: which heads are scaled, as booleans (num_heads,); all by default.  Pass those of `NAPE`.
         init: "paper" or "small", see above.
+        unscaled_alpha: of the heads that are not scaled; `alpha` by default.
     """
 
     def __init__(
@@ -103,19 +105,33 @@ class ASEntmaxAttention(Mechanism):
         per_head: bool = False,
         scaled_heads: Tensor | None = None,
         init: str = "paper",
+        unscaled_alpha: float | None = None,
     ) -> None:
         super().__init__()
-        if not 1.0 <= alpha <= 2.0:
-            raise ValueError(f"alpha must lie in [1, 2] for attention, got {alpha}")
-        self.num_heads, self.alpha = num_heads, float(alpha)
+        for name, value in (("alpha", alpha), ("unscaled_alpha", unscaled_alpha)):
+            if value is not None and not 1.0 <= value <= 2.0:
+                raise ValueError(f"{name} must lie in [1, 2] for attention, got {value}")
+        self.num_heads, self.alpha, self.unscaled_alpha = num_heads, float(alpha), unscaled_alpha
         self.scale = AdaptiveScale(embed_dim, num_heads, delta=delta, per_head=per_head, init=init)
-        self.register_buffer("scaled_heads", _head_mask(scaled_heads, num_heads), persistent=False)
+        scaled_heads = _head_mask(scaled_heads, num_heads)
+        alphas = None
+        if unscaled_alpha is not None:
+            if scaled_heads is None:
+                raise ValueError(
+                    "unscaled_alpha is for heads that are not scaled, and here all are: use NAPE positions"
+                )
+            alphas = torch.where(scaled_heads, float(alpha), float(unscaled_alpha))
+        self.register_buffer("scaled_heads", scaled_heads, persistent=False)
+        self.register_buffer("alphas", alphas, persistent=False)
 
     scaled_heads: Tensor | None
+    alphas: Tensor | None
+    """One per head, where they differ."""
 
     def settings(self, query: Tensor, key: Tensor, hidden: Tensor | None, options: dict[str, Any]) -> dict[str, Any]:
         scale = self.scale(hidden, self.visible_counts(query, key, options))
-        return {"alpha": self.alpha, "query_scale": _only(scale, self.scaled_heads)}
+        alpha = self.alpha if self.alphas is None else self.alphas
+        return {"alpha": alpha, "query_scale": _only(scale, self.scaled_heads)}
 
     def check_layer(self, embed_dim: int, num_heads: int, head_dim: int) -> None:
         super().check_layer(embed_dim, num_heads, head_dim)
@@ -125,7 +141,8 @@ class ASEntmaxAttention(Mechanism):
             raise ValueError(f"{built}, but the input of the layer has {embed_dim}")
 
     def extra_repr(self) -> str:
-        return f"num_heads={self.num_heads}, alpha={self.alpha:g}"
+        unscaled = "" if self.unscaled_alpha is None else f", unscaled_alpha={self.unscaled_alpha:g}"
+        return f"num_heads={self.num_heads}, alpha={self.alpha:g}{unscaled}"
 
 
 class ASSMaxAttention(ASEntmaxAttention):
