@@ -81,7 +81,7 @@ def decode(a: Arguments, table: Tensor | None, norms: Tensor | None) -> Tensor:
                 SPAN=span, PIECE=min(span, PIECE // lines), LINES=lines,
             )  # fmt: skip
         else:
-            # One stage: what is loaded ahead here, masked and in pieces of 4 bytes, takes four times as long.
+            # One stage: masked loads of 4 bytes are slower when they are made ahead (docs/kernels.md).
             launch(
                 kernels.streamed, key_heads * blocks * spans, tiles._replace(stages=1), (a.value,),
                 (blocks, spans, groups), (a.value, scores, tops, state, outs, live, table, a.e), SPAN=span,
