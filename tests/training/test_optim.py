@@ -4,7 +4,8 @@ import pytest
 import torch
 
 from tamis.models import Seq2Seq, Seq2SeqConfig
-from tamis.training.optim import MovingAverage, build_optimizer, learning_rate, parameter_groups, step
+from tamis.training.distributed import optimizer_tensors
+from tamis.training.optim import MovingAverage, build_optimizers, learning_rate, parameter_groups, step
 from tamis.training.settings import TrainingConfig
 
 SITES = ("encoder_mechanism", "decoder_mechanism", "cross_mechanism")
@@ -18,7 +19,7 @@ def model(mechanism="entmax"):
 @pytest.mark.parametrize("mechanism", ["entmax", "rela", "asentmax"])
 def test_what_a_mechanism_learns_has_its_own_rate_and_never_decays(mechanism):
     net = model(mechanism)
-    groups = parameter_groups(net, TrainingConfig(weight_decay=0.1, mechanism_lr=5.0))
+    groups = parameter_groups(net, TrainingConfig(weight_decay=0.1, mechanism_lr=5.0)).values()
     learned = {id(p) for name, p in net.named_parameters() if ".mechanism." in name}
     assert learned
     seen = set()
@@ -31,26 +32,28 @@ def test_what_a_mechanism_learns_has_its_own_rate_and_never_decays(mechanism):
     assert seen == {id(p) for p in net.parameters()}
 
 
-def test_a_wrong_step_changes_nothing():
+@pytest.mark.parametrize("kind", ["adam", "adamw", "muon"])
+def test_a_wrong_step_changes_nothing(kind):
     net = model()
-    optimizer = build_optimizer(net, TrainingConfig())
+    optimizers = build_optimizers(net, TrainingConfig(optimizer=kind, weight_decay=0.1))
     loss = net(torch.randint(1, 20, (2, 5)), torch.randint(1, 20, (2, 4))).square().mean()
     loss.backward()
-    step(optimizer, 1e-3, torch.tensor(0.0))
+    step(optimizers, 1e-3, torch.tensor(0.0))
     before = [p.detach().clone() for p in net.parameters()]
-    memory = [v.clone() for p in net.parameters() for v in optimizer.state[p].values()]
+    memory = {name: value.clone() for name, value in optimizer_tensors(net, optimizers).items()}
+    assert {name.rpartition(".")[0] for name in memory} == {name for name, _ in net.named_parameters()}
     for parameter in net.parameters():
         parameter.grad.fill_(math.nan)
-    step(optimizer, 1e-3, torch.tensor(1.0))
+    step(optimizers, 1e-3, torch.tensor(1.0))
     assert all(torch.equal(a, b) for a, b in zip(before, net.parameters(), strict=True))
-    after = [v for p in net.parameters() for v in optimizer.state[p].values()]
-    assert all(torch.equal(a, b) for a, b in zip(memory, after, strict=True))
+    after = optimizer_tensors(net, optimizers)
+    assert all(torch.equal(value, after[name]) for name, value in memory.items())
 
 
 def test_fused_adam_is_adam():
     ours, plain = model(), model()
     plain.load_state_dict(ours.state_dict())
-    optimizer = build_optimizer(ours, TrainingConfig(optimizer="adamw", weight_decay=0.1, mechanism_lr=3.0))
+    optimizers = build_optimizers(ours, TrainingConfig(optimizer="adamw", weight_decay=0.1, mechanism_lr=3.0))
     learned = [p for n, p in plain.named_parameters() if ".mechanism." in n]
     matrices = [p for n, p in plain.named_parameters() if ".mechanism." not in n and p.ndim > 1]
     vectors = [p for n, p in plain.named_parameters() if ".mechanism." not in n and p.ndim == 1]
@@ -69,10 +72,30 @@ def test_fused_adam_is_adam():
         for a, b in zip(ours.parameters(), plain.parameters(), strict=True):
             a.grad = torch.randn_like(a)
             b.grad = a.grad.clone()
-        step(optimizer, 1e-3, torch.tensor(0.0))
+        step(optimizers, 1e-3, torch.tensor(0.0))
         reference.step()
     for a, b in zip(ours.parameters(), plain.parameters(), strict=True):
         torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
+
+
+def test_muon_has_the_matrices_of_layers_and_adamw_the_rest():
+    net = model()
+    config = TrainingConfig(optimizer="muon", lr=1e-3, muon_lr=0.03, weight_decay=0.1)
+    plain, muon = build_optimizers(net, config)
+    assert isinstance(plain, torch.optim.AdamW)
+    names = {id(p): name for name, p in net.named_parameters()}
+    orthogonal = {names[id(p)] for group in muon.param_groups for p in group["params"]}
+    projections = ("q_proj", "k_proj", "v_proj", "out_proj", "up", "gate", "down")
+    assert {name.split(".")[-2] for name in orthogonal} <= set(projections)
+    assert orthogonal == {
+        name for name, p in net.named_parameters() if name.split(".")[-2] in projections and p.ndim == 2
+    }
+    others = {names[id(p)] for group in plain.param_groups for p in group["params"]}
+    assert orthogonal | others == set(names.values())
+    assert not orthogonal & others
+    net(torch.randint(1, 20, (2, 5)), torch.randint(1, 20, (2, 4))).square().mean().backward()
+    step([plain, muon], 5e-4, torch.tensor(0.0))  # half way up the schedule
+    assert [(group["lr"], group["weight_decay"]) for group in muon.param_groups] == [(pytest.approx(0.015), 0.1)]
 
 
 def rates(steps=400, **settings):
@@ -122,6 +145,8 @@ def test_moving_average():
     ("changes", "message"),
     [
         ({"lr": 0.0}, "lr must be a number above 0"),
+        ({"muon_lr": 0.0}, "muon_lr must be a number above 0"),
+        ({"optimizer": "moun"}, "did you mean 'muon'"),
         ({"lr": math.nan}, "lr must be a number above 0"),
         ({"steps": 0}, "steps must be an int of at least 1"),
         ({"schedule": "cosin"}, "did you mean 'cosine'"),

@@ -42,8 +42,9 @@ def test_it_learns(data, tmp_path):
         {},
         {"mechanism": "rela", "ema": 0.9, "optimizer": "adamw", "weight_decay": 0.1},
         {"mechanism": "softmax", "log_every": 7, "device_tokens": 100, "precision": "bf16", "loss": "entmax"},
+        {"mechanism": "softmax", "optimizer": "muon", "weight_decay": 0.1},
     ],
-    ids=["plain", "ema", "window"],
+    ids=["plain", "ema", "window", "muon"],
 )
 def test_a_run_in_two_sittings_is_the_run_in_one(data, tmp_path, settings):
     tiny.trainer(data, tmp_path / "one", **settings).run()
@@ -295,8 +296,9 @@ def two_processes(data, folder, seconds=180, **settings):
 
 
 @pytest.mark.parametrize("parallel", ["ddp", "fsdp"])
-def test_two_processes_give_the_losses_of_one(data, tmp_path, parallel):
-    settings = {"dropout": 0.0, "steps": 20, "ema": 0.9}
+@pytest.mark.parametrize("optimizer", ["adam", "muon"])
+def test_two_processes_give_the_losses_of_one(data, tmp_path, parallel, optimizer):
+    settings = {"dropout": 0.0, "steps": 20, "ema": 0.9, "optimizer": optimizer, "weight_decay": 0.1}
     tiny.trainer(data, tmp_path / "one", **settings).run()
     two_processes(data, tmp_path / "two", **settings | {"steps": 10, "parallel": parallel})
     two_processes(data, tmp_path / "two", **settings | {"parallel": parallel})  # and resume

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -102,22 +102,26 @@ def weights(model: nn.Module) -> dict[str, Tensor]:
     return {name: tensor.detach() for name, tensor in state.items() if seen.setdefault(id(tensor), name) == name}
 
 
-def optimizer_tensors(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
-    """What the optimiser remembers of each parameter, by the names of both."""
+def optimizer_tensors(model: nn.Module, optimizers: Iterable[torch.optim.Optimizer]) -> dict[str, Tensor]:
+    """What optimisers remember of each parameter, by the names of both."""
     return {
         f"{name}.{key}": value
+        for optimizer in optimizers
         for name, parameter in model.named_parameters()
         for key, value in optimizer.state.get(parameter, {}).items()
     }
 
 
-def restore_optimizer(model: nn.Module, optimizer: torch.optim.Optimizer, tensors: dict[str, Tensor]) -> None:
-    """The reverse: fill the empty state of an optimiser."""
+def restore_optimizers(
+    model: nn.Module, optimizers: Iterable[torch.optim.Optimizer], tensors: dict[str, Tensor]
+) -> None:
+    """The reverse: fill the empty state of the optimiser that each parameter has."""
+    owner = {p: optimizer for optimizer in optimizers for group in optimizer.param_groups for p in group["params"]}
     for name, parameter in model.named_parameters():
         for key, value in tensors.items():
             if key.rpartition(".")[0] == name:
                 # Counts of steps are the same in every process; the rest lies as its parameter does.
-                optimizer.state[parameter][key.rpartition(".")[2]] = laid_out_as(parameter, value)
+                owner[parameter].state[parameter][key.rpartition(".")[2]] = laid_out_as(parameter, value)
 
 
 def is_sharded(model: nn.Module) -> bool:

@@ -36,9 +36,11 @@ class TrainingConfig(Config):
     its weights, with a new optimiser."""
 
     optimizer: str = "adam"
-    """"adam" or "adamw"."""
+    """"adam", "adamw", or "muon" for the matrices inside of layers, with AdamW for all else."""
     lr: float = 1e-3
     """The highest rate of the schedule; for "noam" the factor before d^-0.5 min(step^-0.5, step warmup^-1.5)."""
+    muon_lr: float = 0.02
+    """What stands in the place of `lr` for those matrices.  Unlike it, it is about the same for every width."""
     schedule: str = "inverse-sqrt"
     warmup: int = 1000
     """Steps of linear growth."""
@@ -91,9 +93,9 @@ class TrainingConfig(Config):
         optional_strings(self, "start")
         shares(self, "label_smoothing", "ema")
         booleans(self, "compile", "cuda_graphs", "deterministic", "tensorboard")
-        numbers(self, "lr", "eps", above=0.0)
+        numbers(self, "lr", "muon_lr", "eps", above=0.0)
         numbers(self, "weight_decay", "mechanism_lr", "clip", "loss_alpha")
-        choose("optimizer", self.optimizer, ("adam", "adamw"))
+        choose("optimizer", self.optimizer, ("adam", "adamw", "muon"))
         choose("schedule", self.schedule, SCHEDULES)
         choose("loss", self.loss, ("cross-entropy", "entmax"))
         choose("precision", self.precision, ("fp32", "bf16"))

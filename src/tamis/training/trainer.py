@@ -24,7 +24,7 @@ from tamis.training.graphs import GraphedBackward
 from tamis.training.guards import TrainingError
 from tamis.training.journal import Display, Record
 from tamis.training.objective import Measured
-from tamis.training.optim import MovingAverage, build_optimizer, learning_rate, step
+from tamis.training.optim import MovingAverage, build_optimizers, learning_rate, step
 from tamis.training.recorder import Recorder, StepNumbers
 from tamis.training.settings import TrainingConfig
 from tamis.training.start import start_from
@@ -100,7 +100,7 @@ class Trainer:
             self._compile_layers()
         self.spread = distributed.spread(self.model, config.parallel, process)
         self.graphs = self._graphs() if config.cuda_graphs else None
-        self.optimizer = build_optimizer(self.model, config)
+        self.optimizers = build_optimizers(self.model, config)
         self.ema = MovingAverage(self.model, config.ema) if config.ema else None
         self.state = State()
         self.interruption = guards.Interruption()
@@ -179,7 +179,7 @@ class Trainer:
     def _update(self, tokens: int, parts: list[Any], position: Position) -> None:
         number = self.state.step + 1
         torch.manual_seed(stream_seed(self.config.seed, number, self.process.rank))
-        self.optimizer.zero_grad(set_to_none=self.graphs is None)  # a graph adds to tensors that stay
+        self.model.zero_grad(set_to_none=self.graphs is None)  # a graph adds to tensors that stay
         total = torch.zeros((), device=self.process.device)
         backward = self._backward if self.graphs is None else self.graphs
         for index, part in enumerate(parts):
@@ -191,7 +191,7 @@ class Trainer:
         norm, total = self._clip(), self.process.total(total)
         wrong = (~(norm + total).isfinite()).float()
         lr = learning_rate(self.config, number, getattr(self.model.config, "embed_dim", 1))
-        step(self.optimizer, lr, wrong)
+        step(self.optimizers, lr, wrong)
         if self.ema is not None:
             self.ema.update(number)
         self.state.step, self.state.position = number, position
@@ -300,7 +300,7 @@ class Trainer:
 
     def _save(self) -> None:
         tables = {name: distributed.whole(tensors) for name, tensors in self._tables().items()}
-        tables["optimizer"] = distributed.whole(distributed.optimizer_tensors(self.model, self.optimizer))
+        tables["optimizer"] = distributed.whole(distributed.optimizer_tensors(self.model, self.optimizers))
         if self.process.leads:
             self.checkpoints.save(
                 self.state.step,
@@ -330,7 +330,7 @@ class Trainer:
             raise TrainingError(f"{self.folder} has {number} steps already, and training.steps is {self.config.steps}")
         for name, tensors in self._tables().items():
             distributed.restore(tensors, self.checkpoints.load(number, name))
-        distributed.restore_optimizer(self.model, self.optimizer, self.checkpoints.load(number, "optimizer"))
+        distributed.restore_optimizers(self.model, self.optimizers, self.checkpoints.load(number, "optimizer"))
         self.state = State.from_dict(found["training"])
         self.process.wait()
         if self.process.leads:
