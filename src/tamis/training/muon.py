@@ -31,9 +31,10 @@ SMALLEST_NORM = 1e-7
 
 
 class Muon(torch.optim.Optimizer):
-    """For matrices.  `found_inf` (fp32, one element), where it is set and not 0, leaves weights and memory as they are."""
+    """For matrices."""
 
     found_inf: Tensor | None = None
+    """One element, fp32: where it is set and not 0, a step leaves weights and memory as they are."""
 
     def __init__(self, params: Any, lr: float = 0.02, momentum: float = 0.95, weight_decay: float = 0.0) -> None:
         super().__init__(params, {"lr": lr, "momentum": momentum, "weight_decay": weight_decay})
