@@ -43,7 +43,7 @@ class Muon(torch.optim.Optimizer):
             raise ValueError(f"Muon is for matrices, got a parameter of shape {shapes[0]}")
 
     @torch.no_grad()
-    def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
         loss = None
         if closure is not None:
             with torch.enable_grad():
