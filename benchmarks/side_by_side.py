@@ -1,4 +1,4 @@
-"""Several runs of one task recipe side by side on one GPU, trained and evaluated, with their scores in one JSON.
+"""Several runs of one task recipe side by side on one machine, trained and evaluated, with their scores in one JSON.
 
     python benchmarks/side_by_side.py recipes/tasks/reverse.toml --arms softmax ssmax entmax asentmax --seeds 2 \
         --seconds 540 --evaluate 90 --output results/reverse-gpu.json \
@@ -51,7 +51,7 @@ def main() -> None:
     record = {"benchmark": f"tasks: {options.recipe.stem}", "machine": machine(), "recipe": str(options.recipe)}
     record |= {
         "changes": options.changes,
-        "note": f"{len(runs)} runs shared the GPU for {time.monotonic() - began:.0f} s",
+        "note": f"{len(runs)} runs shared the machine for {time.monotonic() - began:.0f} s",
     }
     save(options.output, {**record, "runs": [run.result() for run in runs]})
     for run in runs:
