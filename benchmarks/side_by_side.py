@@ -33,6 +33,7 @@ def main() -> None:
     parser.add_argument("--set", nargs="*", default=[], dest="changes")
     parser.add_argument("--seconds", type=float, default=540.0)
     parser.add_argument("--evaluate", type=float, default=90.0, help="of these, for scoring")
+    parser.add_argument("--at-once", type=int, default=64, help="runs that share the machine; the others wait")
     parser.add_argument("--folder", type=Path, default=Path("runs/side-by-side"))
     parser.add_argument("--output", type=Path, required=True)
     options = parser.parse_args()
@@ -40,18 +41,22 @@ def main() -> None:
     deadline = began + options.seconds
     runs = [Run(options, arm, seed) for seed in range(1, options.seeds + 1) for arm in options.arms]
     compiled = any("compile=true" in change.replace(" ", "") for change in options.changes)
-    for run in runs:
-        if compiled and run.seed == 2 and run.arm == options.arms[0]:  # others find in a cache what the first compiled
-            wait_for(lambda: all(run.steps() > 0 or run.ended() for run in runs if run.seed == 1), deadline)
-        run.train()
+    waiting = list(runs)
     while not all(run.is_scored() for run in runs) and time.monotonic() < deadline:
+        under_way = sum(not run.is_scored() for run in runs) - len(waiting)
+        for run in waiting[: options.at_once - under_way]:
+            if compiled and run.seed == 2 and run.arm == options.arms[0]:  # others find in a cache what seed 1 compiled
+                wait_for(lambda: all(run.steps() > 0 or run.ended() for run in runs if run.seed == 1), deadline)
+            run.train()
+            waiting.remove(run)
         for run in runs:
             run.go_on(cut=time.monotonic() > deadline - options.evaluate)
         time.sleep(0.5)
     record = {"benchmark": f"tasks: {options.recipe.stem}", "machine": machine(), "recipe": str(options.recipe)}
     record |= {
+        "also": options.also,
         "changes": options.changes,
-        "note": f"{len(runs)} runs shared the machine for {time.monotonic() - began:.0f} s",
+        "note": f"{len(runs)} runs, {min(options.at_once, len(runs))} at a time, in {time.monotonic() - began:.0f} s",
     }
     save(options.output, {**record, "runs": [run.result() for run in runs]})
     for run in runs:

@@ -19,6 +19,9 @@ Overrides = Annotated[
     list[str],
     typer.Option("--set", metavar="SECTION.KEY=VALUE", help="Change a setting of the recipe; may be repeated."),
 ]
+LengthsOverrides = Annotated[
+    list[str], typer.Option("--set", metavar="KEY=VALUE", help="Change the evaluation: multiples=[1,2,64] ...")
+]
 Arm = Annotated[str | None, typer.Option(help="One of the arms of the recipe.")]
 Device = Annotated[str | None, typer.Option(help="cpu or cuda; by default what there is.")]
 
@@ -471,13 +474,7 @@ def train_task(
 
 
 @command(tasks, "evaluate")
-def evaluate_task(
-    runs: list[Path],
-    overrides: Annotated[
-        list[str], typer.Option("--set", metavar="KEY=VALUE", help="Change the evaluation: multiples=[1,2,64] ...")
-    ] = [],  # noqa: B006
-    device: Device = None,
-) -> None:
+def evaluate_task(runs: list[Path], overrides: LengthsOverrides = [], device: Device = None) -> None:  # noqa: B006
     """Exact match and token accuracy of runs at multiples of the length they were trained at."""
     from tamis.config import read_settings
     from tamis.task_runs import evaluate_task
@@ -485,6 +482,17 @@ def evaluate_task(
     for run in runs:
         print(run)
         evaluate_task(run, device, settings=read_settings(overrides))
+
+
+@command(tasks, "heads")
+def task_heads(runs: list[Path], overrides: LengthsOverrides = [], device: Device = None) -> None:  # noqa: B006
+    """Exact match of runs with each of their heads silenced: which heads a task needs, and at which lengths."""
+    from tamis.config import read_settings
+    from tamis.task_runs import task_heads
+
+    for run in runs:
+        print(run)
+        task_heads(run, device, settings=read_settings(overrides))
 
 
 @command(tasks, "demo")

@@ -9,6 +9,7 @@
 
 runs/NAME/      config.toml, metrics.jsonl, checkpoints/, model/  train_task
     lengths.json                                                  evaluate_task
+    heads.json                                                    task_heads
     dispersion.json                                               task_dispersion
 a figure                                                          plot_tasks
 """
@@ -18,17 +19,20 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from tamis.analysis.importance import head_importance
+from tamis.analysis.sites import device_of
 from tamis.config import as_toml, build_sections, flat_settings, read_tables
 from tamis.data.files import replacing
-from tamis.data.tasks import stream
+from tamis.data.tasks import SequenceTask, stream
 from tamis.evaluation.dispersion import DispersionConfig, write_dispersion
-from tamis.evaluation.lengths import LengthsConfig, LengthScore, draw_lengths, score_lengths
+from tamis.evaluation.lengths import LengthsConfig, LengthScore, draw_lengths, score_length, score_lengths
 from tamis.mechanisms.registry import read_spec
 from tamis.models.causal_lm import CausalLM, CausalLMConfig
 from tamis.models.pretrained import Config, choose_device, strings
@@ -40,6 +44,7 @@ from tamis.training.tasks import GeneratedTask, TaskConfig
 from tamis.training.trainer import Trainer
 
 LENGTHS = "lengths.json"
+HEADS = "heads.json"
 PAPER_MODEL = {"arrangement": "both"}
 PAPER_TRAINING = {"optimizer": "adamw", "betas": (0.9, 0.99), "schedule": "cosine", "label_smoothing": 0.0}
 """What the paper has for all tasks, and recipes need not repeat."""
@@ -118,11 +123,55 @@ def evaluate_task(
     settings: dict[str, Any] | None = None,
 ) -> dict[str, Any]:
     """Score a run at the lengths of its recipe; writes lengths.json.  `settings` change those of LengthsConfig."""
+    recipe, model, config = _trained(folder, device, settings)
+    scores = score_lengths(model, recipe.task.build(), recipe.task.lengths[1], config, say)
+    return _write(folder / LENGTHS, recipe, model, config, {"scores": [score.to_dict() for score in scores]})
+
+
+def task_heads(
+    folder: Path,
+    device: str | None = None,
+    say: Callable[[str], None] = print,
+    settings: dict[str, Any] | None = None,
+) -> dict[str, Any]:
+    """What a run needs each head for: exact match without it, at the lengths of its recipe; writes heads.json."""
+    recipe, model, config = _trained(folder, device, settings)
+    task, trained = recipe.task.build(), recipe.task.lengths[1]
+    found = []
+    for multiple in config.multiples:
+        length = round(multiple * trained)
+        wrong = partial(_wrong, model, task, length, multiple, config)
+        importance = head_importance(model, wrong)
+        say(f"{multiple:g}x, {length} long: exact match {1 - importance.baseline:.1%}; without head")
+        without = {
+            site: [1.0 - importance.baseline - change for change in heads] for site, heads in importance.change.items()
+        }
+        for site, shares in without.items():
+            say(f"  {site:16}" + "  ".join(f"{head}: {share:.1%}" for head, share in enumerate(shares)))
+        samples = config.samples_at(multiple)
+        score = {"multiple": multiple, "length": length, "samples": samples, "exact_match": 1 - importance.baseline}
+        found.append({**score, "without": without})
+    return _write(folder / HEADS, recipe, model, config, {"heads": found})
+
+
+def _wrong(model: CausalLM, task: SequenceTask, length: int, multiple: float, config: LengthsConfig) -> float:
+    """The share of sequences that are not right in every token."""
+    return 1.0 - score_length(model, task, length, multiple, config).exact_match
+
+
+def _trained(
+    folder: Path, device: str | None, settings: dict[str, Any] | None
+) -> tuple[TaskRecipe, CausalLM, LengthsConfig]:
+    """What a run was told, what came of it, and how it is evaluated."""
     recipe = read_task_recipe(folder / RECIPE)
     config = LengthsConfig.from_dict({**recipe.evaluation.to_dict(), **(settings or {})})
-    place = choose_device(device)
-    model = CausalLM.from_pretrained(folder / MODEL).to(place)
-    scores = score_lengths(model, recipe.task.build(), recipe.task.lengths[1], config, say)
+    return recipe, CausalLM.from_pretrained(folder / MODEL).to(choose_device(device)), config
+
+
+def _write(
+    path: Path, recipe: TaskRecipe, model: CausalLM, config: LengthsConfig, found: dict[str, Any]
+) -> dict[str, Any]:
+    """What was found, with what it was found of."""
     result = {
         "name": recipe.name,
         "task": recipe.task.to_dict(),
@@ -130,10 +179,10 @@ def evaluate_task(
         "position": model.config.position,
         "training": {"steps": recipe.training.steps, "seed": recipe.training.seed},
         "evaluation": config.to_dict(),
-        "device": str(place),
-        "scores": [score.to_dict() for score in scores],
+        "device": str(device_of(model)),
+        **found,
     }
-    with replacing(folder / LENGTHS) as file:
+    with replacing(path) as file:
         file.write((json.dumps(result, indent=1) + "\n").encode())
     return result
 

@@ -8,14 +8,16 @@ import torch
 from torch import nn
 from typer.testing import CliRunner
 
+from tamis import task_runs
 from tamis.cli import app
 from tamis.config import arms_of
 from tamis.data.batching import Position
 from tamis.data.tasks import TASKS
 from tamis.demo import lengths as demo
+from tamis.evaluation.lengths import LengthScore
 from tamis.models import CausalLM, CausalLMConfig
 from tamis.nn.layers import TransformerLayer
-from tamis.task_runs import evaluate_task, plot_tasks, read_task_recipe, train_task
+from tamis.task_runs import evaluate_task, plot_tasks, read_task_recipe, task_heads, train_task
 from tamis.training import GeneratedTask, Process, TaskConfig, Trainer, TrainingConfig
 from tamis.training.journal import Display
 from tamis.training.tasks import IGNORED, Part
@@ -174,7 +176,7 @@ def test_every_task_has_a_recipe():
 
 @pytest.mark.parametrize("path", sorted(RECIPES / f"{name}.toml" for name in NAMES), ids=lambda path: path.stem)
 def test_shipped_recipes_are_read_with_all_their_arms(path):
-    own = {"middle", "easier", "narrow", "dense-near"} if path.stem == "mqmtar" else set()
+    own = {"eight-heads", "middle", "easier", "narrow", "dense-near"} if path.stem == "mqmtar" else set()
     assert {"short", "softmax", "ssmax", "entmax", "asentmax"} | own == set(arms_of(path))
     for arms in ([], ["short"], *([arm] for arm in arms_of(path)), ["short", "softmax"]):
         recipe = read_task_recipe(path, arms=arms)
@@ -229,6 +231,35 @@ def test_from_a_recipe_to_a_picture(recipe, tmp_path):
     assert all(torch.equal(a, b) for a, b in zip(last.parameters(), model.parameters(), strict=True))
     plot_tasks(folders, tmp_path / "lengths.png")
     assert (tmp_path / "lengths.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_what_each_head_is_needed_for(recipe, tmp_path, monkeypatch):
+    def score(model, task, length, multiple, config):
+        """Some share that every weight has a part in: a model after four steps has nothing right."""
+        share = model(torch.arange(length)[None] % task.vocab_size)[0, -1, 0].sigmoid().item()
+        return LengthScore(
+            multiple=multiple, length=length, samples=6, exact_match=share, token_accuracy=0.0, seconds=0.0
+        )
+
+    monkeypatch.setattr(task_runs, "score_length", score)
+    folder, said = tmp_path / "run", []
+    train_task(read_task_recipe(recipe), folder, "cpu", Display(quiet=True))
+    found = task_heads(folder, "cpu", said.append, {"multiples": [1, 3]})
+    assert found["heads"] == json.loads((folder / "heads.json").read_text())["heads"]
+    assert len(said) == 4
+    model, task = CausalLM.from_pretrained(folder / "model").eval(), read_task_recipe(recipe).task.build()
+    (layer,) = model.layers
+    weight = layer.self_attention.out_proj.weight  # (16, 16): eight channels of each of two heads
+    for at, length in zip(found["heads"], (5, 15), strict=True):
+        assert (at["length"], at["samples"], list(at["without"])) == (length, 6, ["layers.0.self"])
+        shares = [at["exact_match"], *at["without"]["layers.0.self"]]
+        assert len({round(share, 6) for share in shares}) == 3
+        for share, silent in zip(shares, (slice(0), slice(8), slice(8, 16)), strict=True):
+            kept = weight.detach().clone()
+            with torch.no_grad():
+                weight[:, silent] = 0.0
+                assert share == pytest.approx(score(model, task, length, 1, None).exact_match, abs=1e-6)
+                weight.copy_(kept)
 
 
 def test_a_folder_keeps_its_run(recipe, tmp_path):
