@@ -8,9 +8,9 @@ Muon: An optimizer for hidden layers in neural networks, Jordan et al. 2024, htt
 Directions that are rare in a batch get a step as large as the common ones.  Associative recall, whose pairs are each
 rare, has a third of AdamW's loss after as many steps (docs/results.md).
 
-U V^T comes from five steps of Newton and Schulz with the coefficients of the paper, which bring singular values of 0.2 %
-of the norm and more to between 0.68 and 1.21: near enough.  Matrices of one shape go through them together, as a model
-has many and each is small.
+U V^T comes from five steps of Newton and Schulz with the coefficients of the paper, which bring singular values of
+0.2 % of the norm and more to between 0.68 and 1.21: near enough.  Matrices of one shape go through them together, as a
+model has many and each is small.
 It is for the matrices inside of a model; embeddings, the output layer, vectors and what a mechanism learns stay with
 AdamW.
 """
