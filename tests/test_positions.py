@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
+import tamis
 from tamis.nn import Attention
 from tamis.positions import NAPE, ALiBi, LearnedPositions, NoPE, Position, RoPE, Sinusoidal
 
@@ -280,3 +281,11 @@ def test_positions_come_in_two_shapes(position: Position):
 def test_bad_arguments(construct: Any, message: str):
     with pytest.raises(ValueError, match=message):
         construct()
+
+
+@pytest.mark.parametrize(("slope", "keys"), [(1, 2), (1 / 2, 4), (1 / 3, 5), (1 / 4, 6), (1 / 8, 9)])
+def test_the_reach_of_a_sparse_head_where_contents_say_nothing(slope: float, keys: int) -> None:
+    query = torch.zeros(1, 1, 64, 8, dtype=torch.float64)
+    slopes = torch.tensor([slope], dtype=torch.float64)
+    weights = tamis.attention_weights(query, query, is_causal=True, alibi_slopes=slopes, alpha=1.5)
+    assert (weights[0, 0, -1] > 0).nonzero().flatten().tolist() == list(range(64 - keys, 64))
