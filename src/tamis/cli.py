@@ -513,13 +513,18 @@ def demo_tasks(
 
 @command(tasks, "plot")
 def plot_tasks(
-    runs: Annotated[list[Path], typer.Argument(help="Folders of evaluated runs of one task.")],
+    runs: Annotated[
+        list[str], typer.Argument(help="Folders of evaluated runs of one task, or NAME=RUN[,RUN...] for each line.")
+    ],
     output: Annotated[Path, typer.Option(help="A .pdf, .svg or .png file.")] = Path("lengths.png"),
 ) -> None:
-    """Draw accuracy against length, one line for each mechanism; its runs, such as seeds, are averaged."""
+    """Draw accuracy against length and print it as tables: a line for each mechanism, the mean of its seeds."""
+    from tamis.evaluation.lengths import lengths_table
     from tamis.task_runs import plot_tasks
 
-    plot_tasks(runs, output)
+    scores = plot_tasks(_named(runs), output)
+    for share in ("exact_match", "token_accuracy"):
+        print(lengths_table(scores, share), end="\n\n")
     print(output)
 
 
@@ -539,17 +544,24 @@ def _systems(texts: list[str]) -> dict[str, list[Path]]:
     return named
 
 
-def _folders(texts: list[str]) -> list[Path] | dict[str, Path]:
-    """Of RUN..., or of NAME=RUN... by name."""
+def _named(texts: list[str]) -> list[Path] | dict[str, list[Path]]:
+    """Of RUN..., or of NAME=RUN[,RUN...] by name."""
     named = ["=" in text and not Path(text).exists() for text in texts]
     if not any(named):
         return [Path(text) for text in texts]
     if not all(named):
         raise ValueError(f"either all runs are NAME=RUN or none is, got {' '.join(texts)}")
-    systems = _systems(texts)
-    if pooled := [name for name, folders in systems.items() if len(folders) > 1]:
+    return _systems(texts)
+
+
+def _folders(texts: list[str]) -> list[Path] | dict[str, Path]:
+    """Of RUN..., or of NAME=RUN... by name."""
+    named = _named(texts)
+    if isinstance(named, list):
+        return named
+    if pooled := [name for name, folders in named.items() if len(folders) > 1]:
         raise ValueError(f"runs are shown one by one, got several for {', '.join(pooled)}")
-    return {name: folder for name, (folder,) in systems.items()}
+    return {name: folder for name, (folder,) in named.items()}
 
 
 def _lines(files: list[Path]) -> Iterator[str]:

@@ -17,7 +17,7 @@ a figure                                                          plot_tasks
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -32,13 +32,20 @@ from tamis.config import as_toml, build_sections, flat_settings, read_tables
 from tamis.data.files import replacing
 from tamis.data.tasks import SequenceTask, stream
 from tamis.evaluation.dispersion import DispersionConfig, write_dispersion
-from tamis.evaluation.lengths import LengthsConfig, LengthScore, draw_lengths, score_length, score_lengths
+from tamis.evaluation.lengths import (
+    LengthsConfig,
+    LengthScore,
+    Scores,
+    draw_lengths,
+    score_length,
+    score_lengths,
+)
 from tamis.mechanisms.registry import read_spec
 from tamis.models.causal_lm import CausalLM, CausalLMConfig
 from tamis.models.pretrained import Config, choose_device, strings
 from tamis.training.distributed import Process
 from tamis.training.journal import Display
-from tamis.training.session import MODEL, RECIPE, Save, train_in
+from tamis.training.session import MODEL, RECIPE, Save, different_settings, train_in
 from tamis.training.settings import TrainingConfig
 from tamis.training.tasks import GeneratedTask, TaskConfig
 from tamis.training.trainer import Trainer
@@ -211,17 +218,44 @@ def task_dispersion(
     return write_dispersion(folder, recipe.name, recipe.task.name, model, lengths, texts, config, say)
 
 
-def plot_tasks(folders: Sequence[Path], output: Path) -> None:
-    """Draw evaluated runs of one task, one line for each mechanism and kind of positions."""
-    found: dict[str, list[list[LengthScore]]] = {}
-    tasks = set()
-    for folder in folders:
-        if not (folder / LENGTHS).is_file():
-            raise FileNotFoundError(f"{folder} holds no {LENGTHS}: run `tamis tasks evaluate` on it first")
-        result = json.loads((folder / LENGTHS).read_text(encoding="utf-8"))
-        tasks.add(result["task"]["name"])
-        scores = [LengthScore(**score) for score in result["scores"]]
-        found.setdefault(f"{result['mechanism']}, {result['position']}", []).append(scores)
+def plot_tasks(runs: Sequence[Path] | Mapping[str, Sequence[Path]], output: Path) -> Scores:
+    """Draw evaluated runs of one task, a line for each name with the mean of its runs; returns what was drawn.
+
+    Without names there is a line for each mechanism and kind of positions, and its runs are seeds of one recipe.
+    """
+    named = runs if isinstance(runs, Mapping) else _seeds(runs)
+    results = {name: [_scored(folder) for folder in folders] for name, folders in named.items()}
+    tasks = {result["task"]["name"] for several in results.values() for result in several}
     if len(tasks) > 1:
         raise ValueError(f"a figure shows one task, got runs of {', '.join(sorted(tasks))}")
-    draw_lengths(found, output, ", ".join(tasks))
+    scores = {
+        name: [[LengthScore(**score) for score in result["scores"]] for result in several]
+        for name, several in results.items()
+    }
+    draw_lengths(scores, output, ", ".join(tasks))
+    return scores
+
+
+def _seeds(folders: Sequence[Path]) -> dict[str, list[Path]]:
+    """Runs of one mechanism and kind of positions under its name; an error if they differ in more than the seed."""
+    found: dict[str, list[Path]] = {}
+    for folder in folders:
+        result = _scored(folder)
+        found.setdefault(f"{result['mechanism']}, {result['position']}", []).append(folder)
+    for name, (first, *others) in found.items():
+        settings = read_task_recipe(first / RECIPE).settings()
+        for other in others:
+            different = set(different_settings(settings, read_task_recipe(other / RECIPE).settings()))
+            if different := different - {"training.seed"}:
+                raise ValueError(
+                    f"{first} and {other} are both {name}, but no seeds of one recipe: they differ in "
+                    f"{', '.join(sorted(different))}; give each line a name, NAME=RUN[,RUN...]"
+                )
+    return found
+
+
+def _scored(folder: Path) -> dict[str, Any]:
+    """What `evaluate_task` wrote."""
+    if not (folder / LENGTHS).is_file():
+        raise FileNotFoundError(f"{folder} holds no {LENGTHS}: run `tamis tasks evaluate` on it first")
+    return json.loads((folder / LENGTHS).read_text(encoding="utf-8"))

@@ -10,6 +10,7 @@ from tamis.evaluation.lengths import (
     LengthsConfig,
     LengthScore,
     draw_lengths,
+    lengths_table,
     score_lengths,
     write,
 )
@@ -112,6 +113,23 @@ def test_the_picture_has_a_line_for_each_mechanism(tmp_path):
     assert all(f"<!-- {name} -->" in drawn for name in ("softmax", "asentmax", "reverse"))
     with pytest.raises(ValueError, match="one of pdf, svg, png"):
         draw_lengths({}, tmp_path / "x.gif")
+
+
+def test_the_table_has_means_and_what_they_are_of():
+    def run(*shares):
+        return [
+            LengthScore(multiple=m, length=8, samples=9, exact_match=share, token_accuracy=0.5, seconds=0.1)
+            for m, share in shares
+        ]
+
+    scores = {"softmax": [run((1, 1.0), (2, 0.25))], "asentmax": [run((1.5, 0.9), (1, 1.0)), run((1, 1.0), (1.5, 0.8))]}
+    assert lengths_table(scores).splitlines() == [
+        "| exact match, % | 1x    | 1.5x                | 2x   |",
+        "| -------------- | ----- | ------------------- | ---- |",
+        "| softmax        | 100.0 |                     | 25.0 |",
+        "| asentmax       | 100.0 | 85.0 (80.0 to 90.0) |      |",
+    ]
+    assert lengths_table(scores, "token_accuracy").splitlines()[-1].split("|")[2:4] == [" 50.0 ", " 50.0 "]
 
 
 @pytest.mark.parametrize("change", [{"samples": 0}, {"multiples": 3}, {"multiples": ["2"]}, {"beyond": -1}])

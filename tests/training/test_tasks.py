@@ -14,7 +14,7 @@ from tamis.config import arms_of
 from tamis.data.batching import Position
 from tamis.data.tasks import TASKS
 from tamis.demo import lengths as demo
-from tamis.evaluation.lengths import LengthScore
+from tamis.evaluation.lengths import LengthScore, lengths_table
 from tamis.models import CausalLM, CausalLMConfig
 from tamis.nn.layers import TransformerLayer
 from tamis.task_runs import evaluate_task, plot_tasks, read_task_recipe, task_heads, train_task
@@ -229,8 +229,36 @@ def test_from_a_recipe_to_a_picture(recipe, tmp_path):
     last = CausalLM.from_pretrained(folders[0] / "checkpoints" / "step-00000004")
     model = CausalLM.from_pretrained(folders[0] / "model")
     assert all(torch.equal(a, b) for a, b in zip(last.parameters(), model.parameters(), strict=True))
-    plot_tasks(folders, tmp_path / "lengths.png")
+    scores = plot_tasks(folders, tmp_path / "lengths.png")
     assert (tmp_path / "lengths.png").read_bytes().startswith(b"\x89PNG")
+    assert {name: [[score.length for score in run] for run in runs] for name, runs in scores.items()} == {
+        "asentmax, nape": [[5, 10]],
+        "softmax, nape": [[5, 10]],
+    }
+
+
+def test_only_seeds_of_one_recipe_share_a_line(recipe, tmp_path):
+    folders = {}
+    for name, changes in {
+        "one": [],
+        "two": ["training.seed=2", "training.steps=6", "evaluation.samples=9"],
+        "small": ["model.mechanism={name='asentmax',init='small'}", "training.lr=0.1"],
+    }.items():
+        folders[name] = tmp_path / name
+        train_task(read_task_recipe(recipe, changes), folders[name], "cpu", Display(quiet=True))
+        evaluate_task(folders[name], "cpu", lambda text: None)
+    (runs,) = plot_tasks([folders["one"], folders["two"]], tmp_path / "seeds.png").values()
+    assert len(runs) == 2
+    with pytest.raises(ValueError, match=r"differ in model\.mechanism, training\.lr; give each line a name"):
+        plot_tasks(list(folders.values()), tmp_path / "all.png")
+    named = {"paper": [folders["one"], folders["two"]], "small": [folders["small"]]}
+    scores = plot_tasks(named, tmp_path / "named.png")
+    assert {name: len(runs) for name, runs in scores.items()} == {"paper": 2, "small": 1}
+    command = ["tasks", "plot", f"paper={folders['one']},{folders['two']}", f"small={folders['small']}"]
+    result = CliRunner().invoke(app, [*command, "--output", str(tmp_path / "called.png")])
+    assert result.exit_code == 0, result.output
+    assert lengths_table(scores) in result.stdout
+    assert (tmp_path / "called.png").read_bytes() == (tmp_path / "named.png").read_bytes()
 
 
 def test_what_each_head_is_needed_for(recipe, tmp_path, monkeypatch):
@@ -332,9 +360,10 @@ def test_the_demo_trains_prints_and_draws(tmp_path):
     assert (runs / "lengths.png").read_bytes().startswith(b"\x89PNG")
     found = [json.loads((runs / f"asentmax-{seed}" / "lengths.json").read_text()) for seed in (1, 2)]
     assert [scores["training"]["seed"] for scores in found] == [1, 2]
-    mean = sum(scores["scores"][1]["exact_match"] for scores in found) / 2
-    row = next(line for line in result.stdout.splitlines() if line.split()[:1] == ["2x"])
-    assert row.split()[-1] == f"{mean:.1%}"
+    scores = [[LengthScore(**score) for score in result["scores"]] for result in found]
+    assert lengths_table({"ASEntmax": scores}).splitlines()[-1].split() == next(
+        line.split() for line in result.stdout.splitlines() if line.startswith("| ASEntmax")
+    )
     assert CliRunner().invoke(app, ["tasks", "demo", "--seeds", "0"]).exit_code == 1
 
 

@@ -5,13 +5,11 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import torch
-from rich import box
 from rich.console import Console
-from rich.table import Table
 
+from tamis.evaluation.lengths import lengths_table
 from tamis.task_runs import evaluate_task, plot_tasks, read_task_recipe, train_task
 from tamis.training.journal import Display
 
@@ -37,19 +35,20 @@ def _run(place: Path, seeds: int, overrides: Sequence[str]) -> None:
     console = Console(highlight=False)
     display = Display(console)
     began = time.monotonic()
-    runs: list[Path] = []
-    results: dict[str, list[dict[str, Any]]] = {arm: [] for arm in ARMS}
+    runs: dict[str, list[Path]] = {name: [] for name in ARMS.values()}
     for seed in range(1, seeds + 1):
         for arm, name in ARMS.items():
             recipe = read_task_recipe(RECIPE, [f"training.seed={seed}", *overrides], [arm])
             console.print(f"\n[bold]{name}[/bold]" + (f", seed {seed}" if seeds > 1 else ""))
-            runs.append(place / f"{arm}-{seed}")
-            train_task(recipe, runs[-1], "cpu", display)
-            results[arm].append(evaluate_task(runs[-1], "cpu", say=lambda text: None))
+            folder = place / f"{arm}-{seed}"
+            train_task(recipe, folder, "cpu", display)
+            evaluate_task(folder, "cpu", say=lambda text: None)
+            runs[name].append(folder)
     picture = place / "lengths.png"
-    plot_tasks(runs, picture)
+    scores = plot_tasks(runs, picture)
+    console.print(f"\n[bold]{recipe.description}[/bold]; 1x is the longest text in training\n")
+    console.print(lengths_table(scores), soft_wrap=True)
     console.print()
-    console.print(_table(recipe.description, results))
     console.print(
         "The rate is the same for both.  With one four times as high softmax holds as well: see docs/tasks.md."
     )
@@ -60,17 +59,3 @@ def _run(place: Path, seeds: int, overrides: Sequence[str]) -> None:
         "docs/tasks.md  more seeds, other rates, and the tasks that show no difference when they are so small",
     ):
         console.print(f"  {line}", soft_wrap=True)
-
-
-def _table(title: str, results: dict[str, list[dict[str, Any]]]) -> Table:
-    """Exact match at each length, the mean over seeds."""
-    table = Table(title=title, box=box.SIMPLE_HEAD, padding=(0, 1), collapse_padding=True)
-    for column in ("length", "tokens", *ARMS.values()):
-        table.add_column(column, justify="right", no_wrap=True)
-    every = [[found["scores"] for found in seeds] for seeds in results.values()]
-    for place, score in enumerate(every[0][0]):
-        shares = [[scores[place]["exact_match"] for scores in seeds] for seeds in every]
-        means = [f"{sum(values) / len(values):.1%}" for values in shares]
-        table.add_row(f"{score['multiple']:g}x", str(score["length"]), *means)
-    table.caption = "share of answers with every token right\n1x is the longest length in training"
-    return table

@@ -11,7 +11,7 @@ from tamis.evaluation.alignment import (
 from tamis.evaluation.dispersion import DispersionConfig, LengthDispersion, draw_dispersion, measure_dispersion
 from tamis.evaluation.gold import GoldPair, parse_links, read_gold, read_links, read_pharaoh
 from tamis.evaluation.language import LanguageConfig, score_passkeys, score_perplexity
-from tamis.evaluation.lengths import LengthsConfig, LengthScore, draw_lengths, score_lengths
+from tamis.evaluation.lengths import LengthsConfig, LengthScore, draw_lengths, lengths_table, score_lengths
 from tamis.evaluation.likelihood import Likelihood, LikelihoodMeter, translation_likelihood
 from tamis.evaluation.translation import (
     Comparison,
@@ -43,6 +43,7 @@ __all__ = [
     "compare",
     "draw_dispersion",
     "draw_lengths",
+    "lengths_table",
     "measure_dispersion",
     "parse_links",
     "read_gold",

@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import torch
@@ -151,13 +152,36 @@ def draw_lengths(scores: Scores, path: Path, title: str = "") -> None:
 
 
 def _draw_mechanism(panel: Any, runs: Sequence[Sequence[LengthScore]], share: str, colour: str, name: str) -> None:
-    found: dict[float, list[float]] = {}
-    for run in runs:
-        for score in run:
-            found.setdefault(score.multiple, []).append(100 * getattr(score, share))
-    multiples = sorted(found)
-    means = [sum(found[multiple]) / len(found[multiple]) for multiple in multiples]
-    panel.plot(multiples, means, color=colour, marker="o", markersize=4, label=name)
+    found = _percents(runs, share)
+    panel.plot(found.keys(), [fmean(values) for values in found.values()], color=colour, marker="o", ms=4, label=name)
     if len(runs) > 1:
-        points = [(multiple, value) for multiple in multiples for value in found[multiple]]
+        points = [(multiple, value) for multiple, values in found.items() for value in values]
         panel.scatter(*zip(*points, strict=True), color=colour, s=6, alpha=0.5)
+
+
+def lengths_table(scores: Scores, share: str = "exact_match") -> str:
+    """What `draw_lengths` draws, as a table of Markdown: means, with the least and the greatest of several runs."""
+    found = {name: _percents(runs, share) for name, runs in scores.items()}
+    multiples = sorted({multiple for row in found.values() for multiple in row})
+    rows = [[f"{share.replace('_', ' ')}, %", *(f"{multiple:g}x" for multiple in multiples)]]
+    rows += [[name, *(_cell(row.get(multiple, [])) for multiple in multiples)] for name, row in found.items()]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    rows.insert(1, ["-" * width for width in widths])
+    return "\n".join(
+        "| " + " | ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)) + " |" for row in rows
+    )
+
+
+def _cell(values: Sequence[float]) -> str:
+    if not values:
+        return ""
+    low, high = f"{min(values):.1f}", f"{max(values):.1f}"
+    return low if low == high else f"{fmean(values):.1f} ({low} to {high})"
+
+
+def _percents(runs: Sequence[Sequence[LengthScore]], share: str) -> dict[float, list[float]]:
+    """Of all runs, by ascending multiple."""
+    found: dict[float, list[float]] = {}
+    for score in sorted((score for run in runs for score in run), key=lambda score: score.multiple):
+        found.setdefault(score.multiple, []).append(100 * getattr(score, share))
+    return found

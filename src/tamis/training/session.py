@@ -101,13 +101,19 @@ def _check_recipe(folder: Path, recipe: R, read: Callable[[Path], R]) -> None:
         return
     before, now = read(folder / RECIPE).settings(), recipe.settings()
     differences = [
-        f"{name}: {before.get(name)!r} then, {now.get(name)!r} now"
-        for name in sorted(before.keys() | now.keys())
-        if before.get(name) != now.get(name)
-        and name.partition(".")[2] not in MAY_CHANGE.get(name.partition(".")[0], ())
+        f"{name}: {before.get(name)!r} then, {now.get(name)!r} now" for name in different_settings(before, now)
     ]
     if differences:
         raise ValueError(f"{folder} holds a run with other settings ({'; '.join(differences)}): use another folder")
+
+
+def different_settings(one: dict[str, Any], other: dict[str, Any]) -> list[str]:
+    """Of two runs, those that make their weights different."""
+    return [
+        name
+        for name in sorted(one.keys() | other.keys())
+        if one.get(name) != other.get(name) and name.partition(".")[2] not in MAY_CHANGE.get(name.partition(".")[0], ())
+    ]
 
 
 def _replace_folder(folder: Path, save: Save) -> None:
