@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import subprocess
 import sys
@@ -16,6 +17,7 @@ from torch import Tensor
 from torch.autograd import gradcheck
 
 import tamis.attention.reference as reference
+from tamis.attention.masks import Visibility
 from tamis.attention.rules import EntmaxRule
 from tamis.functional import attention_weights, entmax_attention, relu_attention, softmax_attention
 
@@ -651,10 +653,31 @@ def test_blocks_change_nothing(name: str, case: str, tiny_blocks: Callable[[bool
     whole = output_and_gradients(name, case, **rule)
     tiny_blocks(True)
     inputs = case.inputs()
-    walk = reference.Walk(*inputs[:2], EntmaxRule(0.5), None, 1.0)
+    anything = Visibility(num_queries=case.queries, num_keys=case.keys, device=inputs[0].device)
+    walk = reference.Walk(*inputs[:2], EntmaxRule(0.5), anything, 1.0)
     assert walk.rows < case.queries or walk.head_step < case.key_heads or walk.batch_step < case.batch
     for got, want in zip(output_and_gradients(name, case, **rule), whole, strict=True):
         torch.testing.assert_close(got, want, **EXACT)
+
+
+@pytest.mark.parametrize(("queries", "keys"), [(6, 6), (4, 9), (9, 4), (5, 1)])
+@pytest.mark.parametrize("window", [None, (-1, -1), (2, -1), (-1, 1), (0, 0), (1, 3), (20, 20)])
+@pytest.mark.parametrize("is_causal", [False, True])
+def test_blocks_are_as_narrow_as_what_they_see(
+    queries: int, keys: int, window: tuple[int, int] | None, is_causal: bool
+) -> None:
+    everything, device = slice(None), torch.device("cpu")
+    visibility = Visibility(num_queries=queries, num_keys=keys, device=device, window=window, is_causal=is_causal)
+    keep, _ = visibility.block(everything, everything, everything)
+    seen = torch.ones(queries, keys, dtype=torch.bool) if keep is None else keep[0, 0]
+    for start, stop in itertools.combinations(range(queries + 1), 2):
+        sight = visibility.keys_in_sight(slice(start, stop))
+        found = seen[start:stop].any(0).nonzero()[:, 0].tolist()
+        assert 0 <= sight.start < sight.stop <= keys
+        if found:
+            assert (sight.start, sight.stop) == (found[0], found[-1] + 1)
+        narrow, _ = visibility.block(everything, everything, slice(start, stop), sight)
+        assert narrow is None or torch.equal(narrow[0, 0], seen[start:stop, sight])
 
 
 @pytest.mark.parametrize("keep", [0, 1 << 30])

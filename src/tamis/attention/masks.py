@@ -40,9 +40,9 @@ class Visibility:
 
     @property
     def is_common(self) -> bool:
-        """Masks and biases are the same for all sequences and heads."""
+        """Masks, biases and distances are the same for all sequences and heads, if slopes are not."""
         mask = self.attn_mask
-        if self.key_lengths is not None or self.alibi_slopes is not None:
+        if self.key_lengths is not None:
             return False
         positions = (self.query_positions, self.key_positions)
         return all(x is None or x.shape[0] == 1 for x in positions) and (
@@ -63,12 +63,26 @@ class Visibility:
         segment = segments_of(self.cu_seqlens[0], self.num_queries)[0]
         return torch.where(segment >= 0, counts, 0)
 
-    def block(self, batches: slice, heads: slice, queries: slice) -> tuple[Tensor | None, Tensor | None]:
+    def keys_in_sight(self, queries: slice) -> slice:
+        """Keys that some of these queries may see; all where it would take a look at positions to tell."""
+        given = (self.query_positions, self.key_positions, self.cu_seqlens)
+        if any(part is not None for part in given):
+            return slice(0, self.num_keys)
+        before, after = self.window or (-1, -1)
+        first, last = (place + self.num_keys - self.num_queries for place in (queries.start, queries.stop - 1))
+        ahead = 0 if self.is_causal else after
+        stop = self.num_keys if ahead < 0 else min(max(last + 1 + ahead, 1), self.num_keys)
+        start = 0 if before < 0 else min(max(first - before, 0), max(stop - 1, 0))
+        return slice(start, stop)
+
+    def block(
+        self, batches: slice, heads: slice, queries: slice, keys: slice = slice(None)
+    ) -> tuple[Tensor | None, Tensor | None]:
         """The mask (True = attend) and the additive bias of a block, each 4-D and broadcastable to it, or None."""
         keep: Tensor | None = None
         bias: Tensor | None = None
         if self.is_causal or self.window is not None or self.alibi_slopes is not None:
-            ahead = self._ahead(batches, queries)
+            ahead = self._ahead(batches, queries, keys)
             if self.is_causal:
                 keep = ahead <= 0
             if self.window is not None:
@@ -82,24 +96,26 @@ class Visibility:
                 bias = -slopes[:, :, None, None] * ahead.abs().to(slopes.dtype)
         if self.cu_seqlens is not None:
             segments = segments_of(self.cu_seqlens[0], self.num_queries)[0][queries, None]
-            own = segments == segments_of(self.cu_seqlens[1], self.num_keys)[0]
+            own = segments == segments_of(self.cu_seqlens[1], self.num_keys)[0][keys]
             keep = _both(keep, (own & (segments >= 0))[None, None])
         if self.key_lengths is not None:
-            index = torch.arange(self.num_keys, device=self.key_lengths.device)
+            index = torch.arange(self.num_keys, device=self.key_lengths.device)[keys]
             keep = _both(keep, index < take(self.key_lengths, 0, batches)[:, None, None, None])
         if self.attn_mask is not None:
-            mask = take(take(take(self.attn_mask, 0, batches), 1, heads), 2, queries)
+            mask = self.attn_mask
+            for dim, some in enumerate((batches, heads, queries, keys)):
+                mask = take(mask, dim, some)
             if mask.dtype == torch.bool:
                 keep = _both(keep, mask)
             else:
                 bias = mask if bias is None else bias + mask
         return keep, bias
 
-    def _ahead(self, batches: slice, queries: slice) -> Tensor:
-        """Key position minus query position, (B or 1, 1, queries, Lk)."""
+    def _ahead(self, batches: slice, queries: slice, keys: slice) -> Tensor:
+        """Key position minus query position, (B or 1, 1, queries, keys)."""
         query_positions, key_positions = self.positions()
-        keys = take(key_positions, 0, batches)[:, None, None, :]
-        return keys - take(query_positions, 0, batches)[:, None, queries, None]
+        places = take(key_positions, 0, batches)[:, None, None, keys]
+        return places - take(query_positions, 0, batches)[:, None, queries, None]
 
     def positions(self) -> tuple[Tensor, Tensor]:
         """Those of queries (B or 1, Lq) and keys (B or 1, Lk), given or by default."""
@@ -117,9 +133,9 @@ class Visibility:
             keys = torch.arange(self.num_keys, device=self.device)[None]
         return queries, keys
 
-    def distances(self, batches: slice, queries: slice) -> Tensor:
-        """|key position - query position|, (B or 1, 1, queries, Lk)."""
-        return self._ahead(batches, queries).abs()
+    def distances(self, batches: slice, queries: slice, keys: slice = slice(None)) -> Tensor:
+        """|key position - query position|, (B or 1, 1, queries, keys)."""
+        return self._ahead(batches, queries, keys).abs()
 
     def counts(self, rows_per_block: int = 1024) -> Tensor:
         """How many keys each query sees, (B or 1, H or 1, Lq).  An additive mask hides a key where it is -inf."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -21,6 +21,7 @@ from tamis.attention.rules import Rule
 from tamis.transforms.solver import Power, Workspace, compute_dtype
 
 _BLOCK = 1 << 20  # scores worked on at a time
+_NARROW = 64  # rows of a block that sees some keys only: products of fewer are slower
 _KEEP = 1 << 25  # weights up to this many are kept for the backward pass instead of being solved for again
 
 
@@ -93,7 +94,7 @@ class Dropout:
 
 
 Observer = Callable[["Block", Tensor], None]
-"""Is shown each block and its weights (rows, Lk), before dropout."""
+"""Is shown each block and its weights (rows, keys), before dropout."""
 
 
 def attend(
@@ -174,15 +175,19 @@ class _Attend(torch.autograd.Function):
         inputs, kept = saved[: len(needs)], saved[len(needs) :]
         query, key, value = inputs[:3]
         walk = Walk(query, key, rule, visibility, scale)
-        # Blocks write the first three gradients, and the others are sums over blocks.
+        narrows = walk.narrows()
+        # Blocks write the first three gradients, those of keys and values only if all blocks see all of these, and add
+        # to the others.
         new = [torch.empty_like if walk.size > 0 else torch.zeros_like] * 3 + [torch.zeros_like] * (len(needs) - 3)
+        if narrows:
+            new[1] = new[2] = torch.zeros_like
         grads = [
             make(t, dtype=compute_dtype(t.dtype)) if t is not None and need else None
             for make, t, need in zip(new, inputs, needs, strict=True)
         ]
         d_query, d_key, d_value, d_mask, d_slopes, *d_parameters = grads
         for block in walk:
-            later = block.index[2].start > 0  # of the same keys: their gradients add up
+            later = narrows or block.index[2].start > 0  # of the same keys: their gradients add up
             weights = kept[block.number] if kept else block.weights(block.buffer("weights"))
             scores = block.buffer("scores")
             d_out = block.of_queries(grad)  # (groups, rows, Dv)
@@ -216,11 +221,25 @@ class _Attend(torch.autograd.Function):
         return (None, None, None, None, None, *cast)
 
 
-Masks = tuple[Tensor | None, Tensor | None, Tensor | None]
+@dataclass(frozen=True)
+class Masks:
+    """What hides keys from some queries and biases their scores; 4-D and broadcastable to them."""
+
+    keep: Tensor | None
+    """True where a key is seen."""
+    bias: Tensor | None
+    """That of an additive mask."""
+    ceiling: Tensor | None
+    """+inf where a key is seen, -inf where it is hidden."""
+    distances: Tensor | None
+    """What ALiBi's slopes are multiplied by."""
 
 
 class Walk:
-    """Blocks of queries, each small enough to stay in cache: all of several heads, or some queries of one."""
+    """Blocks of queries, each small enough to stay in cache: all of several heads, or some queries of one.
+
+    Blocks of the same queries follow one another, and share their masks where all heads have the same.
+    """
 
     def __init__(self, query: Tensor, key: Tensor, rule: Rule, visibility: Visibility, scale: float) -> None:
         self.query, self.key, self.rule, self.visibility, self.scale = query, key, rule, visibility, scale
@@ -231,6 +250,8 @@ class Walk:
         self.size = self.batches * self.heads * self.queries * self.keys
         per_query = max(1, self.groups * self.keys)
         self.rows = min(self.queries, max(16, _BLOCK // per_query))
+        if visibility.keys_in_sight(slice(0, 1)) != slice(0, self.keys):  # fewer rows, fewer keys that some cannot see
+            self.rows = min(self.rows, max(_NARROW, self.queries // 8))
         self.head_step = max(1, min(self.key_heads, _BLOCK // (per_query * max(1, self.rows))))
         whole = self.head_step >= self.key_heads
         per_head = any(value is not None and value.shape[1] > 1 for value in rule.parameters())
@@ -240,21 +261,31 @@ class Walk:
         area = per_query * max(1, self.rows) * self.head_step
         self.batch_step = max(1, _BLOCK // area) if whole else 1
         self.workspace = Workspace(self.dtype, query.device)
+        self.structure = replace(visibility, alibi_slopes=None)
         self._masks: tuple[slice, Masks] | None = None
 
-    def mask(self, index: tuple[slice, slice, slice]) -> Masks:
-        """Which keys a block sees, its bias, and its ceiling: +inf where a key is seen, -inf where it is hidden."""
+    def query_slices(self) -> list[slice]:
+        return [slice(q, min(q + self.rows, self.queries)) for q in range(0, self.queries, max(1, self.rows))]
+
+    def narrows(self) -> bool:
+        """Whether there are blocks that cannot see all keys."""
+        everything = slice(0, self.keys)
+        return any(self.visibility.keys_in_sight(queries) != everything for queries in self.query_slices())
+
+    def masks(self, index: tuple[slice, slice, slice], keys: slice) -> Masks:
         if self._masks is not None and self._masks[0] == index[2]:
             return self._masks[1]
-        keep, bias = self.visibility.block(*index)
-        if self.rule.hidden == 0.0 and self.visibility.attn_mask is not None and bias is not None:
+        keep, bias = self.structure.block(*index, keys)
+        if self.rule.hidden == 0.0 and bias is not None:
             # -inf as a bias hides a key too; an activation must not see it.
             unbiased = bias > -math.inf
             keep = unbiased if keep is None else keep & unbiased
-        ceiling = None
+        ceiling = distances = None
         if keep is not None and self.rule.hidden == -math.inf:
             ceiling = torch.full_like(keep, math.inf, dtype=self.dtype).masked_fill_(~keep, -math.inf)
-        masks = (keep, bias, ceiling)
+        if self.visibility.alibi_slopes is not None:
+            distances = self.visibility.distances(index[0], index[2], keys).to(self.dtype)
+        masks = Masks(keep, bias, ceiling, distances)
         if self.visibility.is_common:
             self._masks = (index[2], masks)
         return masks
@@ -263,77 +294,85 @@ class Walk:
         if self.keys == 0 or self.queries == 0:
             return
         number = 0
-        for b in range(0, self.batches, self.batch_step):
-            for h in range(0, self.key_heads, self.head_step):
-                for q in range(0, self.queries, self.rows):
+        for queries in self.query_slices():
+            for b in range(0, self.batches, self.batch_step):
+                for h in range(0, self.key_heads, self.head_step):
                     batches = slice(b, min(b + self.batch_step, self.batches))
                     key_heads = slice(h, min(h + self.head_step, self.key_heads))
-                    queries = slice(q, min(q + self.rows, self.queries))
                     yield Block(self, number, batches, key_heads, queries)
                     number += 1
 
 
 class Block:
-    """A block of (batches, heads, queries) against all keys; its rows are ordered as in (B, H, Lq)."""
+    """A block of (batches, heads, queries) against the keys that it may see; its rows are ordered as in (B, H, Lq)."""
 
     def __init__(self, walk: Walk, number: int, batches: slice, key_heads: slice, queries: slice) -> None:
         self.walk, self.number = walk, number
-        self.key_index = (batches, key_heads)
+        self.keys = walk.visibility.keys_in_sight(queries)
+        self.key_index = (batches, key_heads, self.keys)
         heads = slice(key_heads.start * walk.groups, key_heads.stop * walk.groups)
         self.index = (batches, heads, queries)
         self.shape = (batches.stop - batches.start, heads.stop - heads.start, queries.stop - queries.start)
         self.num_rows = self.shape[0] * self.shape[1] * self.shape[2]
         self.num_groups = self.num_rows // (walk.groups * self.shape[2])
-        self.keep, self.bias, self.ceiling = walk.mask(self.index)
+        self.masks = walk.masks(self.index, self.keys)
         self.values: list[Power | None] = [
             None if value is None else self._rows_of(value) for value in walk.rule.parameters()
         ]
 
     def buffer(self, name: str) -> Tensor:
-        """(rows, Lk) of memory that blocks share; "scores" holds the scores once `weights` was called."""
-        return self.walk.workspace.take(name, self.num_rows, self.walk.keys)
+        """(rows, keys) of memory that blocks share; "scores" holds the scores once `weights` was called."""
+        return self.walk.workspace.take(name, self.num_rows, self.keys.stop - self.keys.start)
 
     def weights(self, out: Tensor | None) -> Tensor:
-        """Weights (rows, Lk), in `out` if given."""
+        """Weights (rows, keys), in `out` if given."""
         walk = self.walk
         scores = self.buffer("scores")
         product = self.by_group(scores)
         query, key = self.of_queries(walk.query), self.of_keys(walk.key)
         torch.baddbmm(product, query, key.mT, beta=0.0, alpha=walk.scale, out=product)
-        if self.bias is not None:
-            self.four_d(scores).add_(self.bias)
+        self._add_biases(self.four_d(scores))
         self._mask(scores)
         weights = torch.empty_like(scores) if out is None else out
         walk.rule.weights(scores, self.values, weights, walk.workspace)
         self.hide(weights)
         return weights
 
+    def _add_biases(self, scores: Tensor) -> None:
+        if self.masks.bias is not None:
+            scores.add_(self.masks.bias)
+        slopes = self.walk.visibility.alibi_slopes
+        if slopes is not None and self.masks.distances is not None:
+            slopes = take(take(slopes, 0, self.index[0]), 1, self.index[1])
+            if slopes.device.type != "cpu" or slopes.any():  # half of the heads of NAPE have none
+                scores.addcmul_(slopes.to(scores.dtype)[:, :, None, None], self.masks.distances, value=-1.0)
+
     def _mask(self, scores: Tensor) -> None:
         """Hide scores.  A minimum is many times faster than a fill, and right unless there are NaNs to hide."""
-        if self.keep is None:
+        if self.masks.keep is None:
             return
-        if self.ceiling is not None:
-            torch.minimum(self.four_d(scores), self.ceiling, out=self.four_d(scores))
+        if self.masks.ceiling is not None:
+            torch.minimum(self.four_d(scores), self.masks.ceiling, out=self.four_d(scores))
             if not math.isnan(scores.sum().item()):
                 return
-        self.four_d(scores).masked_fill_(~self.keep, self.walk.rule.hidden)
+        self.four_d(scores).masked_fill_(~self.masks.keep, self.walk.rule.hidden)
 
     def hide(self, rows: Tensor) -> None:
         """Zero what is masked, where the rule itself does not."""
-        if self.keep is not None and self.walk.rule.hidden == 0.0:
-            self.four_d(rows).masked_fill_(~self.keep, 0.0)
+        if self.masks.keep is not None and self.walk.rule.hidden == 0.0:
+            self.four_d(rows).masked_fill_(~self.masks.keep, 0.0)
 
     def visible(self) -> Tensor:
-        """True where a key is seen, -inf biases included; broadcastable to (b, h, q, Lk)."""
-        keep = self.keep
-        if self.bias is not None:
-            unbiased = self.bias > float("-inf")
+        """True where a key is seen, -inf biases included; broadcastable to (b, h, q, keys)."""
+        keep = self.masks.keep
+        if self.masks.bias is not None:
+            unbiased = self.masks.bias > float("-inf")
             keep = unbiased if keep is None else keep & unbiased
         return keep if keep is not None else torch.ones(1, 1, 1, 1, dtype=torch.bool, device=self.walk.query.device)
 
     def distances(self) -> Tensor:
-        """|key position - query position|, (b or 1, 1, q, Lk)."""
-        return self.walk.visibility.distances(self.index[0], self.index[2])
+        """|key position - query position|, (b or 1, 1, q, keys)."""
+        return self.walk.visibility.distances(self.index[0], self.index[2], self.keys)
 
     def four_d(self, rows: Tensor) -> Tensor:
         return rows.view(*self.shape, -1)
@@ -346,7 +385,7 @@ class Block:
         return x[self.index].to(self.walk.dtype).reshape(self.num_groups, -1, x.shape[-1])
 
     def of_keys(self, x: Tensor) -> Tensor:
-        return x[self.key_index].to(self.walk.dtype).reshape(self.num_groups, *x.shape[2:])
+        return x[self.key_index].to(self.walk.dtype).flatten(0, 1)
 
     def multiply(self, a: Tensor, b: Tensor, out: Tensor, scale: float = 1.0, add: bool = False) -> None:
         """out = scale * a @ b, or += with `add`; out is this block's part of a 4-D tensor."""
@@ -360,7 +399,7 @@ class Block:
 
     def add_reduced(self, target: Tensor, rows: Tensor) -> None:
         """Add rows (rows, n or 1) to a broadcast 4-D target, summed over what it broadcasts."""
-        for dim, index in enumerate(self.index):
+        for dim, index in enumerate((*self.index, self.keys)):
             target = take(target, dim, index)
         target.add_(self.four_d(rows).sum_to_size(target.shape))
 

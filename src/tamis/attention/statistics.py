@@ -129,7 +129,7 @@ class SparseObserver:
         b, h, q, col = block.four_d(weights).nonzero(as_tuple=True)
         starts = [index.start for index in block.index]
         self.rows.append(((b + starts[0]) * heads + (h + starts[1])) * queries + (q + starts[2]))
-        self.cols.append(col)
+        self.cols.append(col + block.keys.start)
         self.vals.append(block.four_d(weights)[b, h, q, col].to(self.dtype))
 
     def result(self) -> SparseWeights:
