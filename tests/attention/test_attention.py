@@ -680,6 +680,21 @@ def test_blocks_are_as_narrow_as_what_they_see(
         assert narrow is None or torch.equal(narrow[0, 0], seen[start:stop, sight])
 
 
+@pytest.mark.parametrize("is_causal", [False, True])
+def test_blocks_of_packed_sequences_see_those_of_their_queries(is_causal: bool) -> None:
+    everything, device = slice(None), torch.device("cpu")
+    bounds = torch.tensor([0, 2, 2, 5, 6]), torch.tensor([0, 3, 4, 4, 8])  # without queries, without keys; a rest
+    visibility = Visibility(num_queries=8, num_keys=9, device=device, cu_seqlens=bounds, is_causal=is_causal)
+    keep, _ = visibility.block(everything, everything, everything)
+    for start, stop in itertools.combinations(range(9), 2):
+        sight = visibility.keys_in_sight(slice(start, stop))
+        assert 0 <= sight.start < sight.stop <= 9
+        hidden = keep[0, 0, start:stop].clone()
+        hidden[:, sight] = False
+        assert not hidden.any()
+    assert [visibility.keys_in_sight(slice(*places)) for places in ((0, 2), (5, 6))] == [slice(0, 3), slice(4, 8)]
+
+
 @pytest.mark.parametrize("keep", [0, 1 << 30])
 @pytest.mark.parametrize("alpha", [1.0, 1.5, 2.0])
 def test_kept_weights_change_nothing(keep: int, alpha: float, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -64,16 +66,28 @@ class Visibility:
         return torch.where(segment >= 0, counts, 0)
 
     def keys_in_sight(self, queries: slice) -> slice:
-        """Keys that some of these queries may see; all where it would take a look at positions to tell."""
-        given = (self.query_positions, self.key_positions, self.cu_seqlens)
-        if any(part is not None for part in given):
-            return slice(0, self.num_keys)
-        before, after = self.window or (-1, -1)
-        first, last = (place + self.num_keys - self.num_queries for place in (queries.start, queries.stop - 1))
-        ahead = 0 if self.is_causal else after
-        stop = self.num_keys if ahead < 0 else min(max(last + 1 + ahead, 1), self.num_keys)
-        start = 0 if before < 0 else min(max(first - before, 0), max(stop - 1, 0))
-        return slice(start, stop)
+        """Keys that some of these queries may see, at least one; all where one would have to look at positions."""
+        if self.cu_seqlens is not None:
+            cu_queries, cu_keys = self._starts
+            first, last = (bisect_right(cu_queries, place) for place in (queries.start, queries.stop - 1))
+            start, stop = cu_keys[first - 1], cu_keys[min(last, len(cu_keys) - 1)]
+        elif self.query_positions is not None or self.key_positions is not None:
+            start, stop = 0, self.num_keys
+        else:
+            before, after = self.window or (-1, -1)
+            after = 0 if self.is_causal else after
+            first, last = (place + self.num_keys - self.num_queries for place in (queries.start, queries.stop - 1))
+            start = first - before if before >= 0 else 0
+            stop = last + 1 + after if after >= 0 else self.num_keys
+        stop = min(max(stop, 1), self.num_keys)
+        return slice(min(max(start, 0), max(stop - 1, 0)), stop)
+
+    @cached_property
+    def _starts(self) -> tuple[list[int], list[int]]:
+        """Where packed sequences begin, as numbers."""
+        assert self.cu_seqlens is not None
+        cu_queries, cu_keys = self.cu_seqlens
+        return cu_queries.tolist(), cu_keys.tolist()
 
     def block(
         self, batches: slice, heads: slice, queries: slice, keys: slice = slice(None)

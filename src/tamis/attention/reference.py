@@ -21,7 +21,7 @@ from tamis.attention.rules import Rule
 from tamis.transforms.solver import Power, Workspace, compute_dtype
 
 _BLOCK = 1 << 20  # scores worked on at a time
-_NARROW = 64  # rows of a block that sees some keys only: products of fewer are slower
+_FEWEST, _MOST = 64, 1024  # queries of a block that sees some keys only: products of fewer are slower
 _KEEP = 1 << 25  # weights up to this many are kept for the backward pass instead of being solved for again
 
 
@@ -175,11 +175,10 @@ class _Attend(torch.autograd.Function):
         inputs, kept = saved[: len(needs)], saved[len(needs) :]
         query, key, value = inputs[:3]
         walk = Walk(query, key, rule, visibility, scale)
-        narrows = walk.narrows()
         # Blocks write the first three gradients, those of keys and values only if all blocks see all of these, and add
         # to the others.
         new = [torch.empty_like if walk.size > 0 else torch.zeros_like] * 3 + [torch.zeros_like] * (len(needs) - 3)
-        if narrows:
+        if walk.narrows:
             new[1] = new[2] = torch.zeros_like
         grads = [
             make(t, dtype=compute_dtype(t.dtype)) if t is not None and need else None
@@ -187,7 +186,7 @@ class _Attend(torch.autograd.Function):
         ]
         d_query, d_key, d_value, d_mask, d_slopes, *d_parameters = grads
         for block in walk:
-            later = narrows or block.index[2].start > 0  # of the same keys: their gradients add up
+            later = walk.narrows or block.index[2].start > 0  # of the same keys: their gradients add up
             weights = kept[block.number] if kept else block.weights(block.buffer("weights"))
             scores = block.buffer("scores")
             d_out = block.of_queries(grad)  # (groups, rows, Dv)
@@ -247,11 +246,16 @@ class Walk:
         self.batches, self.heads, self.queries = query.shape[:3]
         self.key_heads, self.keys = key.shape[1:3]
         self.groups = self.heads // max(1, self.key_heads)
-        self.size = self.batches * self.heads * self.queries * self.keys
-        per_query = max(1, self.groups * self.keys)
+        self.rows = min(self.queries, _FEWEST)
+        widest = max((width for _, width in self._areas()), default=0)
+        per_query = max(1, self.groups * widest)
         self.rows = min(self.queries, max(16, _BLOCK // per_query))
-        if visibility.keys_in_sight(slice(0, 1)) != slice(0, self.keys):  # fewer rows, fewer keys that some cannot see
-            self.rows = min(self.rows, max(_NARROW, self.queries // 8))
+        if visibility.keys_in_sight(slice(0, 1)) != slice(0, self.keys):
+            # The fewer rows, the fewer keys that only some of them see.
+            self.rows = min(self.rows, max(_FEWEST, min(self.queries // 8, _MOST)))
+        areas = self._areas()
+        self.narrows = any(width < self.keys for _, width in areas)
+        self.size = self.batches * self.heads * sum(rows * width for rows, width in areas)
         self.head_step = max(1, min(self.key_heads, _BLOCK // (per_query * max(1, self.rows))))
         whole = self.head_step >= self.key_heads
         per_head = any(value is not None and value.shape[1] > 1 for value in rule.parameters())
@@ -265,12 +269,13 @@ class Walk:
         self._masks: tuple[slice, Masks] | None = None
 
     def query_slices(self) -> list[slice]:
+        """Which queries blocks have."""
         return [slice(q, min(q + self.rows, self.queries)) for q in range(0, self.queries, max(1, self.rows))]
 
-    def narrows(self) -> bool:
-        """Whether there are blocks that cannot see all keys."""
-        everything = slice(0, self.keys)
-        return any(self.visibility.keys_in_sight(queries) != everything for queries in self.query_slices())
+    def _areas(self) -> list[tuple[int, int]]:
+        """Rows and keys of the blocks of each head."""
+        sights = [(queries, self.visibility.keys_in_sight(queries)) for queries in self.query_slices()]
+        return [(queries.stop - queries.start, keys.stop - keys.start) for queries, keys in sights]
 
     def masks(self, index: tuple[slice, slice, slice], keys: slice) -> Masks:
         if self._masks is not None and self._masks[0] == index[2]:
