@@ -1,4 +1,4 @@
-"""`tamis bench attention`: attention on the CPU at translation sizes, beside `F.scaled_dot_product_attention`."""
+"""`tamis bench attention`: attention on the CPU beside `F.scaled_dot_product_attention`, sentences and longer texts."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from torch import Tensor
 from tamis import functional
 from tamis.bench.timing import alternate, machine, peak_memory, save
 
-BATCH, HEADS, HEAD_DIM = 64, 8, 64
-LENGTHS = (32, 128)
+HEADS, HEAD_DIM = 8, 64
+SIZES = ((64, 32), (64, 128), (8, 1024))  # sequences and their length
 LONG = 16384
 
 
@@ -25,14 +25,15 @@ def run(output: Path | None, *, repeats: int, threads: int) -> None:
     torch.set_num_threads(threads)
     torch.manual_seed(0)
     long = _long()  # first: its memory should not hide in what the others leave behind
-    rows = [_case(length, causal, repeats) for length in LENGTHS for causal in (False, True)]
-    table = Table(title=f"forward+backward on CPU, fp32, B {BATCH}, H {HEADS}, D {HEAD_DIM}: times over SDPA's softmax")
+    rows = [_case(batch, length, causal, repeats) for batch, length in SIZES for causal in (False, True)]
+    table = Table(title=f"forward+backward on CPU, fp32, H {HEADS}, D {HEAD_DIM}: times over SDPA's softmax")
     names = [name for name in rows[0]["over_sdpa"] if name != "sdpa"]
-    for column in ("L", "causal", "SDPA ms", *names):
+    for column in ("B", "L", "causal", "SDPA ms", *names):
         table.add_column(column, justify="right")
     for row in rows:
         ratios = (f"{row['over_sdpa'][name]:.2f}x" for name in names)
-        table.add_row(str(row["length"]), str(row["causal"]), f"{row['times']['sdpa']['min_ms']:.1f}", *ratios)
+        sizes = (str(row[name]) for name in ("batch", "length", "causal"))
+        table.add_row(*sizes, f"{row['times']['sdpa']['min_ms']:.1f}", *ratios)
     console = Console(width=110)
     console.print(table)
     seconds = " + ".join(f"{long[name]:.1f} s" for name in ("forward_s", "backward_s"))
@@ -42,7 +43,6 @@ def run(output: Path | None, *, repeats: int, threads: int) -> None:
         record = {
             "benchmark": "attention",
             "machine": machine(),
-            "batch": BATCH,
             "heads": HEADS,
             "head_dim": HEAD_DIM,
             "rows": rows,
@@ -72,8 +72,8 @@ def _long() -> dict[str, Any]:
     }
 
 
-def _case(length: int, causal: bool, repeats: int) -> dict[str, Any]:
-    query, key, value = (torch.randn(BATCH, HEADS, length, HEAD_DIM, requires_grad=True) for _ in range(3))
+def _case(batch: int, length: int, causal: bool, repeats: int) -> dict[str, Any]:
+    query, key, value = (torch.randn(batch, HEADS, length, HEAD_DIM, requires_grad=True) for _ in range(3))
     upstream = torch.randn_like(query)
     alphas = (1.0 + torch.rand(HEADS)).requires_grad_()
 
@@ -95,7 +95,7 @@ def _case(length: int, causal: bool, repeats: int) -> dict[str, Any]:
     times = alternate(calls, repeats)
     base = times["sdpa"]["min_ms"]
     ratios = {name: time["min_ms"] / base for name, time in times.items()}
-    return {"length": length, "causal": causal, "times": times, "over_sdpa": ratios}
+    return {"batch": batch, "length": length, "causal": causal, "times": times, "over_sdpa": ratios}
 
 
 def _check(query: Tensor, key: Tensor, value: Tensor, causal: bool) -> None:
