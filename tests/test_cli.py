@@ -68,11 +68,12 @@ def test_benchmarks_of_kernels_are_run_one_at_a_time():
 def test_attention_bench_writes_what_it_prints(tmp_path, monkeypatch, capsys):
     from tamis.bench import attention
 
-    for name, value in {"BATCH": 2, "LENGTHS": (8,), "LONG": 64}.items():
+    for name, value in {"SIZES": ((2, 8),), "LONG": 64}.items():
         monkeypatch.setattr(attention, name, value)
     attention.run(tmp_path, repeats=2, threads=2)
     record = json.loads((tmp_path / "attention-cpu.json").read_text())
-    assert [(row["length"], row["causal"]) for row in record["rows"]] == [(8, False), (8, True)]
+    sizes = [(row["batch"], row["length"], row["causal"]) for row in record["rows"]]
+    assert sizes == [(2, 8, False), (2, 8, True)]
     assert record["long"]["length"] == 64
     assert "64 x 64" in capsys.readouterr().out
 
