@@ -9,7 +9,7 @@ WORKERS ?= 2
 GPU_WORKERS ?= 8
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test browser check format slow gpu-test sanitize bench clean
+.PHONY: help demo test browser check format slow gpu-test sanitize gpu-proof bench clean
 
 help:  ## show this
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -49,6 +49,9 @@ sanitize: $(VENV)/.dev  ## the kernels under NVIDIA's compute-sanitizer
 	$(BIN)/python tests/kernels/sanitize.py
 	PYTORCH_NO_CUDA_MEMORY_CACHING=1 compute-sanitizer --error-exitcode 1 $(BIN)/python tests/kernels/sanitize.py
 
+gpu-proof: $(VENV)/.dev  ## GPU tests, sanitizer and GPU benchmarks in one go, written to gpu-proof/
+	$(BIN)/python benchmarks/gpu_proof.py --output gpu-proof --workers $(GPU_WORKERS)
+
 check: $(VENV)/.dev  ## format, lint and types
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
@@ -64,4 +67,4 @@ bench: $(VENV)/.dev  ## the benchmarks this machine can run, as tables and JSON
 	$(BIN)/tamis bench solver --output benchmarks/results
 
 clean:  ## remove the environment and everything made
-	rm -rf $(VENV) demo build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) demo gpu-proof build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -22,7 +22,9 @@ from torch import Tensor
 from tamis import functional
 from tamis.bench.kernels import graph_time
 from tamis.bench.timing import event_times, machine, save
-from tamis.kernels import launch, launch_rows
+from tamis.kernels.rows import launch
+from tamis.kernels.runtime.launch import plans
+from tamis.kernels.runtime.sizes import power_of_two
 
 TILES: dict[tuple[int, int], list[tuple[int, int]]] = {
     (65536, 128): [(32, 4), (8, 1), (4, 1), (16, 2), (16, 4)],
@@ -48,8 +50,8 @@ def main() -> None:
             kinds, dense = calls(shape, dtype)
             dense_us = {name: measure(*call, options.compile) for name, call in dense.items()}
             for tile in tiles:
-                launch_rows.Rows.tile = functools.partialmethod(change, tile)  # type: ignore[assignment]
-                launch._plans.clear()
+                launch.Rows.tile = functools.partialmethod(change, tile)  # type: ignore[assignment]
+                plans.clear()
                 us = {name: measure(*call, options.compile) for name, call in kinds.items()}
                 label = {"width": shape[1], "rows": shape[0], "dtype": str(dtype), "tile": tile}
                 rows.append({**label, "us": us, "dense_us": dense_us})
@@ -59,9 +61,9 @@ def main() -> None:
                     save(options.output, {**record, "rows": rows})
 
 
-def change(rows: launch_rows.Rows, tile: tuple[int, int], width: int) -> tuple[int, int, int]:
+def change(rows: launch.Rows, tile: tuple[int, int], width: int) -> tuple[int, int, int]:
     """In place of `Rows.tile`."""
-    return math.gcd(tile[0], rows.group), max(16, launch_rows.next_power_of_two(width)), tile[1]
+    return math.gcd(tile[0], rows.group), power_of_two(width), tile[1]
 
 
 def calls(shape: tuple[int, int], dtype: torch.dtype) -> tuple[dict[str, Timed], dict[str, Timed]]:

@@ -3,8 +3,9 @@
     python benchmarks/tiles.py variants.json --output benchmarks/results/kernels-long-tiles-gpu.json
 
 variants.json is a list such as [{}, {"dims": [64], "tiles": {"scan_tiles": {"stages": 2, "registers": null}}}]: what a
-function of tamis.kernels.launch gives is changed so, at these head sizes.  Kernels take seconds to compile and less to
-time: `--shard 3/8` only compiles every eighth variant from the third on, for eight processes at once beforehand.
+function of tamis.kernels.attention.tuning gives is changed so, at these head sizes.  Kernels take seconds to compile
+and less to time: `--shard 3/8` only compiles every eighth variant from the third on, for eight processes at once
+beforehand.
 """
 
 from __future__ import annotations
@@ -19,11 +20,12 @@ import torch
 from tamis.bench import long
 from tamis.bench.relu import ReluInputs
 from tamis.bench.timing import kernel_times, machine, save
-from tamis.kernels import launch
+from tamis.kernels.attention import tuning
+from tamis.kernels.runtime.launch import plans
 
 KERNELS = ("scan", "forward", "backward_queries", "backward_keys")
 DEFAULTS = {
-    name: getattr(launch, name) for name in ("scan_tiles", "listed_tiles", "pass_tiles", "query_tiles", "key_tiles")
+    name: getattr(tuning, name) for name in ("scan_tiles", "listed_tiles", "pass_tiles", "query_tiles", "key_tiles")
 }
 LENGTH = 16384
 
@@ -59,14 +61,14 @@ def main() -> None:
 
 
 def change(tiles: dict[str, dict[str, Any]]) -> None:
-    """Have functions of `launch` give other tiles."""
+    """Have functions of `tuning` give other tiles."""
     unknown = tiles.keys() - DEFAULTS.keys()
     if unknown:
         raise SystemExit(f"{', '.join(unknown)}: variants may change {', '.join(DEFAULTS)}")
     for name, default in DEFAULTS.items():
         changes = tiles.get(name, {})
-        setattr(launch, name, lambda a, default=default, changes=changes: default(a)._replace(**changes))
-    launch._plans.clear()
+        setattr(tuning, name, lambda a, default=default, changes=changes: default(a)._replace(**changes))
+    plans.clear()
 
 
 def measure(inputs: long.Inputs, rule: str, timed: bool) -> dict[str, int]:

@@ -7,7 +7,7 @@ import torch
 from tamis.config import arms_of, read_recipe, read_settings
 from tamis.decoding import DecodingConfig
 from tamis.language_runs import is_language
-from tamis.models.pretrained import choose_device
+from tamis.settings import choose_device
 from tamis.training.settings import TrainingConfig
 
 DATA = "[data]\ntrain='a.tsv'\nvalid='b.tsv'\n"

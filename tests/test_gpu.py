@@ -128,7 +128,8 @@ def test_attention_equals_dense_fp64(options, dtype, settings):
             leaves.append(chosen["alpha"])
         moved = {name: x.to(device) if isinstance(x, torch.Tensor) else x for name, x in options.items()}
         if dense:
-            weights = tamis.attention_weights(q, k, enable_gqa=True, **chosen, **moved).to(precision)
+            rule = tamis.Activation() if "activation" in chosen else tamis.Entmax(chosen["alpha"])
+            weights = tamis.attention_weights(q, k, enable_gqa=True, rule=rule, **moved).to(precision)
             out = weights @ v.repeat_interleave(2, 1)
         else:
             attention = tamis.relu_attention if "activation" in chosen else tamis.entmax_attention

@@ -1,6 +1,7 @@
 """Packages import only those before them, and heavy libraries stay where they belong."""
 
 import ast
+from graphlib import TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,8 @@ SOURCE = Path(tamis.__file__).parent
 LAYERS = [
     "version",
     "precision",
+    "files",
+    "settings",
     "transforms",
     "attention",
     "kernels",
@@ -39,6 +42,7 @@ LAYERS = [
     "__main__",
 ]
 ALLOWED_THIRD_PARTY = {
+    "attention": {"torch", "scipy"},  # only to hand weights over to it
     "kernels": {"torch", "triton"},
     "models": {"torch", "safetensors"},
     "data": {"torch", "numpy", "sentencepiece"},
@@ -93,3 +97,37 @@ def test_core_depends_on_torch_alone(path):
         root = name.split(".")[0]
         if root != "tamis" and root not in sys.stdlib_module_names:
             assert root in allowed, f"{path.name} imports {root}"
+
+
+def test_the_chain_in_the_docs_is_this_one():
+    text = (Path(__file__).parent.parent / "docs" / "design.md").read_text()
+    chain = text.split("**Who may import whom.**")[1].split("```")[1]
+    assert chain.replace("->", " ").split() == LAYERS
+
+
+KERNELS = {
+    ".".join(("tamis", *path.relative_to(SOURCE).with_suffix("").parts)): path
+    for path in sorted((SOURCE / "kernels").rglob("*.py"))
+    if path.stem != "__init__"
+}
+
+
+def names_from(path: Path):
+    """Modules, and what is imported from each, wherever in the file."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.ImportFrom):
+            yield from ((node.module, alias.name) for alias in node.names)
+
+
+def test_modules_of_kernels_form_no_cycle():
+    """Imports within functions count: what is only put off is a cycle all the same."""
+    graph = {
+        module: {name for origin, name in names_from(path) for name in (origin, f"{origin}.{name}") if name in KERNELS}
+        for module, path in KERNELS.items()
+    }
+    assert list(TopologicalSorter(graph).static_order())
+
+
+@pytest.mark.parametrize("module", KERNELS)
+def test_kernels_import_nothing_private(module):
+    assert [name for _, name in names_from(KERNELS[module]) if name.startswith("_")] == []

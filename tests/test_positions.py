@@ -287,5 +287,5 @@ def test_bad_arguments(construct: Any, message: str):
 def test_the_reach_of_a_sparse_head_where_contents_say_nothing(slope: float, keys: int) -> None:
     query = torch.zeros(1, 1, 64, 8, dtype=torch.float64)
     slopes = torch.tensor([slope], dtype=torch.float64)
-    weights = tamis.attention_weights(query, query, is_causal=True, alibi_slopes=slopes, alpha=1.5)
+    weights = tamis.attention_weights(query, query, is_causal=True, alibi_slopes=slopes)
     assert (weights[0, 0, -1] > 0).nonzero().flatten().tolist() == list(range(64 - keys, 64))

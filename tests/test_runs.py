@@ -330,5 +330,8 @@ def test_mistakes_are_one_line(arguments, message):
 def test_a_torn_model_folder_is_a_clear_error(runs, tmp_path):
     shutil.copytree(runs["softmax"] / "model", tmp_path / "model")
     (tmp_path / "model" / "model.safetensors").write_bytes(b"torn")
+    with pytest.raises(ValueError, match=r"model\.safetensors is not as it was written"):
+        Translator.load(tmp_path, "cpu")
+    (tmp_path / "model" / "checksums.json").unlink()
     with pytest.raises(ValueError, match="cannot be loaded"):
         Translator.load(tmp_path, "cpu")

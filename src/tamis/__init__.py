@@ -1,9 +1,18 @@
 """Tamis: Transformers whose attention puts exact zeros on what does not matter."""
 
 from tamis import distributions, functional, mechanisms, models, nn, positions
+
+# `tamis.attention` is the function; what the package of that name holds is imported from its modules.
 from tamis.functional import (
+    Activation,
+    Entmax,
+    Rule,
+    Softmax,
+    Softpick,
     SparseWeights,
     Statistics,
+    attention,
+    attention_backends,
     attention_scores,
     attention_statistics,
     attention_weights,
@@ -27,9 +36,16 @@ from tamis.functional import (
 from tamis.version import __version__
 
 __all__ = [
+    "Activation",
+    "Entmax",
+    "Rule",
+    "Softmax",
+    "Softpick",
     "SparseWeights",
     "Statistics",
     "__version__",
+    "attention",
+    "attention_backends",
     "attention_scores",
     "attention_statistics",
     "attention_weights",

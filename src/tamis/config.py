@@ -23,9 +23,8 @@ from typing import Any
 
 from tamis.data.prepare import DataConfig, Prepared, VocabularyConfig
 from tamis.decoding.settings import DecodingConfig
-from tamis.mechanisms.checks import choose
-from tamis.models.pretrained import Config, strings
 from tamis.models.seq2seq import Seq2SeqConfig
+from tamis.settings import Config, choose, strings
 from tamis.training.settings import TrainingConfig
 
 SITES = ("encoder_mechanism", "decoder_mechanism", "cross_mechanism")
@@ -49,9 +48,10 @@ class Recipe(Config):
         strings(self, "name", "description")
         check_name(self.name)
         model = model_settings(self.model, vocab_size=1)
-        if model.position == "learned" and model.max_length < self.data.max_length:
+        known = model.position_limit()
+        if known is not None and known < self.data.max_length:
             raise ValueError(
-                f"model.max_length = {model.max_length} learned positions are fewer than "
+                f"model.max_length = {known} learned positions are fewer than "
                 f"data.max_length = {self.data.max_length} subwords"
             )
 

@@ -32,7 +32,6 @@ from tamis.analysis.capture import capture
 from tamis.analysis.metrics import AttentionMetrics
 from tamis.config import as_toml, build_sections, check_name, flat_settings, read_tables
 from tamis.data.documents import DocumentCorpus, build_documents, read_documents
-from tamis.data.files import replacing
 from tamis.data.packing import Row
 from tamis.data.passkey import PasskeyText
 from tamis.data.prepare import PreparedText, TextConfig, VocabularyConfig, prepare_text
@@ -40,12 +39,14 @@ from tamis.decoding.generator import TextGenerator, check_method
 from tamis.decoding.settings import DecodingConfig
 from tamis.evaluation.dispersion import DispersionConfig, write_dispersion
 from tamis.evaluation.language import LanguageConfig, draw_language, score_passkeys, score_perplexity, spans
-from tamis.mechanisms.registry import read_spec
+from tamis.files import write_json
+from tamis.mechanisms.registry import read_mechanism
 from tamis.models.causal_lm import CausalLM, CausalLMConfig
-from tamis.models.pretrained import Config, PretrainedModel, strings
+from tamis.models.pretrained import PretrainedModel
 from tamis.nn.modes import evaluating
 from tamis.report.plots import check_format
 from tamis.runs import EVALUATION, OBSERVED_TOKENS, density_record
+from tamis.settings import Config, strings
 from tamis.training.distributed import Process
 from tamis.training.guards import memory_explained
 from tamis.training.journal import Display, Record
@@ -86,10 +87,10 @@ class LanguageRecipe(Config):
             raise ValueError(f"text has no {self.training.monitor} to monitor: training.monitor is 'loss'")
         check_method(self.decoding)
         model = self.model_config()
-        if model.position == "learned" and model.max_length < self.text.length:
+        known = model.position_limit()
+        if known is not None and known < self.text.length:
             raise ValueError(
-                f"model.max_length = {model.max_length} learned positions are fewer than "
-                f"text.length = {self.text.length} tokens"
+                f"model.max_length = {known} learned positions are fewer than text.length = {self.text.length} tokens"
             )
 
     def model_config(self, vocab_size: int = 1) -> CausalLMConfig:
@@ -191,8 +192,8 @@ def evaluate_language(
     passkeys = _passkeys(recipe, config, loaded) if config.passkey_samples else None
     result: dict[str, Any] = {
         "name": recipe.name,
-        "mechanism": read_spec(loaded.model.config.mechanism)[0],
-        "position": loaded.model.config.position,
+        "mechanism": read_mechanism(loaded.model.config.mechanism)[0],
+        "position": loaded.model.config.describe_position(),
         "trained_length": recipe.text.length,
         "training": {"steps": recipe.training.steps, "seed": recipe.training.seed},
         "evaluation": config.to_dict(),
@@ -202,8 +203,7 @@ def evaluate_language(
     }
 
     def write() -> None:
-        with replacing(folder / EVALUATION) as file:
-            file.write((json.dumps(result, indent=1) + "\n").encode())
+        write_json(folder / EVALUATION, result, indent=1)
 
     autocast = torch.autocast(loaded.device.type, torch.bfloat16, enabled=recipe.training.precision == "bf16")
     pieces = _pieces(folder, recipe, config, loaded)

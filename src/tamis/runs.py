@@ -33,7 +33,6 @@ from tamis.analysis.tokens import Sentences
 from tamis.config import SITES, Recipe, model_settings, read_recipe
 from tamis.data.batching import Batch, Updates, collate, split_batch, spread
 from tamis.data.corpus import Limits, ParallelCorpus, build_corpus
-from tamis.data.files import replacing
 from tamis.data.prepare import Prepared, Say, prepare
 from tamis.data.text import BadLine, Pair, grammar_examples, read_pairs
 from tamis.decoding.settings import DecodingConfig
@@ -42,6 +41,7 @@ from tamis.evaluation.alignment import AlignmentReport, attention_alignment
 from tamis.evaluation.gold import GoldPair, read_gold
 from tamis.evaluation.likelihood import translation_likelihood
 from tamis.evaluation.translation import Comparison, compare, score_translations
+from tamis.files import replacing, write_json
 from tamis.models.pretrained import WEIGHTS, PretrainedModel
 from tamis.models.seq2seq import Seq2Seq
 from tamis.nn.modes import evaluating
@@ -189,8 +189,7 @@ def evaluate_run(
         result["alignment"] = report.to_dict()
     with replacing(folder / HYPOTHESES) as file:
         file.write("".join(f"{line}\n" for line in found).encode())
-    with replacing(folder / EVALUATION) as file:
-        file.write((json.dumps(result, indent=1) + "\n").encode())
+    write_json(folder / EVALUATION, result, indent=1)
     return result
 
 
@@ -255,8 +254,7 @@ def analyze_run(
     for reason in found.without():
         say(reason)
     write_arrays(folder / ARRAYS, found.arrays())
-    with replacing(folder / ANALYSIS) as file:
-        file.write((json.dumps(result) + "\n").encode())
+    write_json(folder / ANALYSIS, result)
     return result
 
 

@@ -29,7 +29,6 @@ from torch import Tensor
 from tamis.analysis.importance import head_importance
 from tamis.analysis.sites import device_of
 from tamis.config import as_toml, build_sections, flat_settings, read_tables
-from tamis.data.files import replacing
 from tamis.data.tasks import SequenceTask, stream
 from tamis.evaluation.dispersion import DispersionConfig, write_dispersion
 from tamis.evaluation.lengths import (
@@ -40,9 +39,10 @@ from tamis.evaluation.lengths import (
     score_length,
     score_lengths,
 )
-from tamis.mechanisms.registry import read_spec
+from tamis.files import standing, write_json
+from tamis.mechanisms.registry import read_mechanism
 from tamis.models.causal_lm import CausalLM, CausalLMConfig
-from tamis.models.pretrained import Config, choose_device, strings
+from tamis.settings import Config, choose_device, strings
 from tamis.training.distributed import Process
 from tamis.training.journal import Display
 from tamis.training.session import MODEL, RECIPE, Save, different_settings, train_in
@@ -172,7 +172,7 @@ def _trained(
     """What a run was told, what came of it, and how it is evaluated."""
     recipe = read_task_recipe(folder / RECIPE)
     config = LengthsConfig.from_dict({**recipe.evaluation.to_dict(), **(settings or {})})
-    return recipe, CausalLM.from_pretrained(folder / MODEL).to(choose_device(device)), config
+    return recipe, CausalLM.from_pretrained(standing(folder / MODEL)).to(choose_device(device)), config
 
 
 def _write(
@@ -182,15 +182,14 @@ def _write(
     result = {
         "name": recipe.name,
         "task": recipe.task.to_dict(),
-        "mechanism": read_spec(model.config.mechanism)[0],
-        "position": model.config.position,
+        "mechanism": read_mechanism(model.config.mechanism)[0],
+        "position": model.config.describe_position(),
         "training": {"steps": recipe.training.steps, "seed": recipe.training.seed},
         "evaluation": config.to_dict(),
         "device": str(device_of(model)),
         **found,
     }
-    with replacing(path) as file:
-        file.write((json.dumps(result, indent=1) + "\n").encode())
+    write_json(path, result, indent=1)
     return result
 
 
@@ -209,7 +208,7 @@ def task_dispersion(
     recipe = read_task_recipe(folder / RECIPE)
     config = DispersionConfig.from_dict({**DispersionConfig().to_dict(), **(settings or {})})
     lengths = config.lengths or [round(multiple * recipe.task.lengths[1]) for multiple in recipe.evaluation.multiples]
-    model = CausalLM.from_pretrained(folder / MODEL).to(choose_device(device))
+    model = CausalLM.from_pretrained(standing(folder / MODEL)).to(choose_device(device))
     task = recipe.task.build()
 
     def texts(length: int) -> Tensor:

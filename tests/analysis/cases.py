@@ -12,7 +12,7 @@ from tamis.analysis import Sentences, Tokens
 from tamis.models import CausalLM, CausalLMConfig, Seq2Seq, Seq2SeqConfig
 
 VOCAB, PAD = 11, 0
-SMALL: dict[str, Any] = {"vocab_size": VOCAB, "embed_dim": 16, "num_heads": 4, "ffn_dim": 24}
+SMALL: dict[str, Any] = {"initial_spread": 1.0, "vocab_size": VOCAB, "embed_dim": 16, "num_heads": 4, "ffn_dim": 24}
 
 
 def seq2seq(mechanism: Any = "entmax", **options: Any) -> Seq2Seq:

@@ -93,7 +93,10 @@ def test_what_is_not_there_is_refused():
         pass
     with pytest.raises(ValueError, match="heads 0 to 3, got 4"), silenced(seq2seq(), "encoder.0.self", 4):
         pass
-    with pytest.raises(ValueError, match=r"no tamis.nn.Attention"), silenced(torch.nn.Linear(2, 2), "attention", 0):
+    with (
+        pytest.raises(ValueError, match=r"Linear has no attention to see: looked for tamis.nn.Attention"),
+        silenced(torch.nn.Linear(2, 2), "attention", 0),
+    ):
         pass
     compiled = seq2seq()
     compiled.compile()

@@ -10,7 +10,10 @@ import pytest
 import torch
 from torch import Tensor
 
+from tamis.attention.rules import Activation, Entmax
 from tamis.functional import (
+    attention,
+    attention_backends,
     attention_scores,
     attention_statistics,
     attention_weights,
@@ -22,21 +25,15 @@ from tamis.functional import (
     visible_counts,
 )
 
-WITH_VALUES = (entmax_attention, relu_attention, softmax_attention, attention_with_statistics)
-WITH_ALPHA = (
-    entmax_attention,
+WITH_RULE = (
+    attention,
+    attention_backends,
     attention_weights,
     sparse_attention_weights,
     attention_statistics,
     attention_with_statistics,
 )
-WITH_ACTIVATION = (
-    relu_attention,
-    attention_weights,
-    sparse_attention_weights,
-    attention_statistics,
-    attention_with_statistics,
-)
+WITH_VALUES = (*WITH_RULE[:2], entmax_attention, relu_attention, softmax_attention, attention_with_statistics)
 WITH_KEYS_ONLY = (attention_scores, visible_counts)
 
 
@@ -231,19 +228,27 @@ ALPHAS = {
 
 
 @pytest.mark.parametrize("case", ALPHAS)
-@pytest.mark.parametrize("function", WITH_ALPHA, ids=name_of)
+@pytest.mark.parametrize("function", [entmax_attention, *WITH_RULE], ids=name_of)
 def test_alpha(function: Callable[..., Any], case: str) -> None:
     alpha, error, fragments = ALPHAS[case]
-    check(function, (Q, K, V), {"alpha": alpha}, error, fragments)
+    options = {"alpha": alpha} if function is entmax_attention else {"rule": Entmax(alpha)}
+    check(function, (Q, K, V), options, error, fragments)
 
 
-@pytest.mark.parametrize("function", WITH_ACTIVATION, ids=name_of)
+@pytest.mark.parametrize("rule", ["entmax", 1.5, None, Entmax])
+@pytest.mark.parametrize("function", WITH_RULE, ids=name_of)
+def test_what_is_no_rule(function: Callable[..., Any], rule: Any) -> None:
+    check(function, (Q, K, V), {"rule": rule}, TypeError, ["rule must be a Rule, such as Entmax(1.5)", repr(rule)])
+
+
+@pytest.mark.parametrize("function", [relu_attention, *WITH_RULE], ids=name_of)
 @pytest.mark.parametrize(
     ("activation", "nearest"), [("relu2", "relu"), ("sigmod", "sigmoid"), ("squared-relu", "squared_relu")]
 )
 def test_unknown_activation(function: Callable[..., Any], activation: str, nearest: str) -> None:
     fragments = ["activation must be one of relu, squared_relu", repr(activation), f"did you mean {nearest!r}"]
-    check(function, (Q, K, V), {"activation": activation}, ValueError, fragments)
+    options = {"activation": activation} if function is relu_attention else {"rule": Activation(activation)}
+    check(function, (Q, K, V), options, ValueError, fragments)
 
 
 @pytest.mark.parametrize("activation", ["", "swish", "ЯЯЯ"])
@@ -258,14 +263,25 @@ def test_activation_of_a_wrong_type(activation: Any) -> None:
         relu_attention(Q, K, V, activation=activation)
 
 
-@pytest.mark.parametrize("function", [entmax_attention, relu_attention, softmax_attention], ids=name_of)
+WITH_BACKEND = (
+    attention,
+    entmax_attention,
+    relu_attention,
+    softmax_attention,
+    sparse_attention_weights,
+    attention_statistics,
+    attention_with_statistics,
+)
+
+
+@pytest.mark.parametrize("function", WITH_BACKEND, ids=name_of)
 @pytest.mark.parametrize("backend", ["cuda", "Triton", "", None])
 def test_unknown_backend(function: Callable[..., Any], backend: str) -> None:
-    fragments = ["backend must be one of auto, reference, triton", repr(backend)]
+    fragments = ["backend must be one of auto, reference, sdpa, triton, blocked, dense", repr(backend)]
     check(function, (Q, K, V), {"backend": backend}, ValueError, fragments)
 
 
-@pytest.mark.parametrize("function", [entmax_attention, relu_attention, softmax_attention], ids=name_of)
+@pytest.mark.parametrize("function", WITH_BACKEND, ids=name_of)
 def test_triton_on_a_cpu_says_why_not(function: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
     with pytest.raises(RuntimeError, match=r'backend="triton": .{10,}'):

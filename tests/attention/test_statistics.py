@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -10,16 +11,18 @@ import pytest
 import torch
 from torch import Tensor
 
-import tamis.attention.reference as reference
+from tamis.attention import blocked, blocks
+from tamis.attention.rules import Activation, Entmax, Rule
+from tamis.attention.statistics import sparse_weights
 from tamis.functional import (
     SparseWeights,
     Statistics,
+    attention,
     attention_scores,
     attention_statistics,
     attention_weights,
     attention_with_statistics,
     entmax_attention,
-    relu_attention,
     sparse_attention_weights,
     visible_counts,
 )
@@ -67,12 +70,12 @@ OPTIONS: dict[str, tuple[dict[str, Any], Tensor]] = {
     "window": ({"window": (4, 1)}, ((AHEAD >= -4) & (AHEAD <= 1))[None, None]),
     "alibi": ({"alibi_slopes": torch.tensor([1.0, 0.5, 0.1, 0.0], dtype=torch.float64), "is_causal": True}, CAUSAL),
 }
-RULES: dict[str, dict[str, Any]] = {
-    "softmax": {"alpha": 1.0},
-    "entmax": {"alpha": 1.5},
-    "learned": {"alpha": torch.tensor([1.05, 1.3, 1.7, 2.0])},
-    "relu": {"activation": "relu", "bias": -1.5},
-    "leaky_relu": {"activation": "leaky_relu", "divide_by_count": True},
+RULES: dict[str, Rule] = {
+    "softmax": Entmax(1.0),
+    "entmax": Entmax(1.5),
+    "learned": Entmax(torch.tensor([1.05, 1.3, 1.7, 2.0])),
+    "relu": Activation("relu", bias=-1.5),
+    "leaky_relu": Activation("leaky_relu", per_count=True),
 }
 
 every_option = pytest.mark.parametrize("option", OPTIONS)
@@ -80,10 +83,10 @@ every_rule = pytest.mark.parametrize("rule", RULES)
 
 
 @pytest.fixture(params=["one_block", "tiny_blocks"])
-def blocks(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+def block_size(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     if request.param == "tiny_blocks":
-        monkeypatch.setattr(reference, "_BLOCK", 200)
-        monkeypatch.setattr(reference, "_KEEP", 0)
+        monkeypatch.setattr(blocks, "_BLOCK", 200)
+        monkeypatch.setattr(blocked, "_KEEP", 0)
     return request.param
 
 
@@ -96,7 +99,7 @@ def arguments(option: str, rule: str) -> dict[str, Any]:
     options = dict(OPTIONS[option][0])
     if option == "additive" and rule == "leaky_relu":
         options["attn_mask"] = some_inf() > -INF
-    return options | RULES[rule]
+    return options | {"rule": RULES[rule]}
 
 
 # ---------------------------------------------------------------------------------------------------------------
@@ -111,10 +114,9 @@ def test_weights_times_values_are_the_output(option: str, rule: str) -> None:
     weights = attention_weights(query, key, value, enable_gqa=True, **options)
     assert weights.shape == (B, H, LQ, LK)
     assert bool((weights[~seen_by(option)] == 0.0).all())
-    function = relu_attention if "activation" in options else entmax_attention
-    out = function(query, key, value, enable_gqa=True, **options)
+    out = attention(query, key, value, enable_gqa=True, **options)
     torch.testing.assert_close(weights @ value.repeat_interleave(2, 1), out, rtol=0.0, atol=1e-12)
-    if function is entmax_attention:
+    if isinstance(options["rule"], Entmax):
         torch.testing.assert_close(weights.sum(-1), seen_by(option).any(-1).double(), rtol=0.0, atol=1e-12)
 
 
@@ -126,10 +128,10 @@ def test_weights_are_at_least_fp32(dtype: torch.dtype, autocast: bool, rule: str
     query, key, _ = inputs(dtype=dtype)
     rounded = torch.bfloat16 if autocast and dtype != torch.float64 else dtype
     with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
-        weights = attention_weights(query, key, is_causal=True, **RULES[rule])
-        sparse = sparse_attention_weights(query, key, is_causal=True, **RULES[rule])
+        weights = attention_weights(query, key, is_causal=True, rule=RULES[rule])
+        sparse = sparse_attention_weights(query, key, is_causal=True, rule=RULES[rule])
     assert weights.dtype == (torch.float64 if dtype == torch.float64 else torch.float32)
-    exact = attention_weights(query.to(rounded).double(), key.to(rounded).double(), is_causal=True, **RULES[rule])
+    exact = attention_weights(query.to(rounded).double(), key.to(rounded).double(), is_causal=True, rule=RULES[rule])
     torch.testing.assert_close(weights.double(), exact, rtol=0.0, atol=2e-5)
     torch.testing.assert_close(sparse.to_dense().double(), exact, rtol=0.0, atol=2e-5)
 
@@ -231,8 +233,8 @@ def check_compressed(sparse: SparseWeights, dense: Tensor) -> None:
 
 @every_option
 @every_rule
-def test_sparse_weights(option: str, rule: str, blocks: str) -> None:
-    key_heads = 2 if blocks == "tiny_blocks" else 4
+def test_sparse_weights(option: str, rule: str, block_size: str) -> None:
+    key_heads = 2 if block_size == "tiny_blocks" else 4
     query, key, value = inputs(key_heads)
     options = arguments(option, rule) | {"enable_gqa": True}
     check_compressed(
@@ -254,6 +256,41 @@ def test_sparse_weights_of_nothing(sizes: tuple[int, int]) -> None:
     assert sparse.crow.tolist() == [0] * (6 * sizes[0] + 1)
     assert sparse.col.numel() == sparse.val.numel() == 0
     assert sparse.to_dense().shape == (2, 3, *sizes)
+    assert sparse.to_torch().to_dense().shape == (6 * sizes[0], sizes[1])
+    assert repr(sparse) == f"SparseWeights(shape={(2, 3, *sizes)}, 0 of 0 non-zero, torch.float32, cpu)"
+
+
+def test_sparse_weights_as_a_tensor_of_torch() -> None:
+    query, key, value = inputs()
+    dense, sparse = attention_weights(query, key), sparse_attention_weights(query, key).to_torch()
+    assert sparse.layout == torch.sparse_csr
+    assert sparse.values().numel() == int((dense != 0.0).sum())
+    torch.testing.assert_close(sparse.to_dense(), dense.flatten(0, 2), rtol=0.0, atol=1e-14)
+    torch.testing.assert_close(sparse @ value[0, 0], dense.flatten(0, 2) @ value[0, 0])
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
+def test_sparse_weights_for_scipy(dtype: torch.dtype) -> None:
+    pytest.importorskip("scipy")
+    given = sparse_weights(attention_weights(*inputs()[:2]).to(dtype).requires_grad_())
+    found = given.to_scipy()
+    assert found.nnz == given.val.numel()
+    assert found.dtype == ("float64" if dtype == torch.float64 else "float32")
+    expected = given.to_dense().detach().flatten(0, 2).to(torch.promote_types(dtype, torch.float32))
+    assert torch.equal(torch.from_numpy(found.toarray()), expected)
+
+
+def test_scipy_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "scipy", None)
+    monkeypatch.setitem(sys.modules, "scipy.sparse", None)
+    with pytest.raises(ImportError, match="to_scipy needs scipy: pip install scipy"):
+        sparse_attention_weights(*inputs()[:2]).to_scipy()
+
+
+def test_sparse_weights_print_in_a_line() -> None:
+    weights = torch.tensor([[[[1.0, 0.0, 0.0, 0.0], [0.5, 0.5, 0.0, 0.0]]]])
+    expected = "SparseWeights(shape=(1, 1, 2, 4), 3 of 8 (37.50%) non-zero, torch.float32, cpu)"
+    assert repr(sparse_weights(weights)) == expected
 
 
 # ---------------------------------------------------------------------------------------------------------------
@@ -297,8 +334,8 @@ def assert_same(got: Statistics, want: Statistics) -> None:
 
 @every_option
 @every_rule
-def test_statistics(option: str, rule: str, blocks: str) -> None:
-    key_heads = 2 if blocks == "tiny_blocks" else 4
+def test_statistics(option: str, rule: str, block_size: str) -> None:
+    key_heads = 2 if block_size == "tiny_blocks" else 4
     query, key, value = inputs(key_heads)
     options = arguments(option, rule) | {"enable_gqa": True}
     weights = attention_weights(query, key, **options)
@@ -306,8 +343,7 @@ def test_statistics(option: str, rule: str, blocks: str) -> None:
     assert_same(attention_statistics(query, key, value, **options), want)
     out, with_output = attention_with_statistics(query, key, value, **options)
     assert_same(with_output, want)
-    function = relu_attention if "activation" in options else entmax_attention
-    torch.testing.assert_close(out, function(query, key, value, **options), rtol=0.0, atol=1e-12)
+    torch.testing.assert_close(out, attention(query, key, value, **options), rtol=0.0, atol=1e-12)
     if rule == "relu":
         assert bool((want.null_share > 0.0).any())
     else:
@@ -319,7 +355,7 @@ def test_statistics_by_hand() -> None:
     query = torch.ones(1, 2, 1, 1)
     key = torch.tensor([[5.0, 0.0, 5.0], [9.0, 9.0, 0.0]]).view(1, 2, 3, 1)
     mask = torch.tensor([[True, True, True], [False, True, True]]).view(1, 2, 1, 3)
-    got = attention_statistics(query, key, attn_mask=mask, alpha=2.0, scale=1.0)
+    got = attention_statistics(query, key, attn_mask=mask, rule=Entmax(2.0), scale=1.0)
     assert got.support_size.tolist() == [2.0, 1.0]
     assert got.zero_share.tolist() == pytest.approx([1 / 3, 1 / 2])
     assert got.entropy.tolist() == pytest.approx([math.log(2.0), 0.0])
@@ -335,7 +371,7 @@ def test_statistics_compare_positions() -> None:
     assert_same(attention_statistics(query, key, **positions), want)
 
 
-def test_statistics_are_those_before_dropout_and_differentiable_output(blocks: str) -> None:
+def test_statistics_are_those_before_dropout_and_differentiable_output(block_size: str) -> None:
     query, key, value = (x.requires_grad_() for x in inputs())
     generator = torch.Generator().manual_seed(0)
     out, got = attention_with_statistics(query, key, value, dropout_p=0.5, generator=generator)
@@ -394,15 +430,15 @@ def test_nothing_visible_is_no_nan() -> None:
 
 def test_statistics_of_minus_inf_masks_with_leaky_relu() -> None:
     query, key, _ = inputs()
-    rule = {"activation": "leaky_relu"}
-    got = attention_statistics(query, key, attn_mask=some_inf(), **rule)
-    weights = attention_weights(query, key, attn_mask=some_inf(), **rule)
+    rule = Activation("leaky_relu")
+    got = attention_statistics(query, key, attn_mask=some_inf(), rule=rule)
+    weights = attention_weights(query, key, attn_mask=some_inf(), rule=rule)
     assert bool(weights.isfinite().all())
     seen = (some_inf() > -INF).expand(B, H, LQ, LK)
     assert_same(got, expected_statistics(weights, seen, AHEAD.abs().expand(B, 1, LQ, LK)))
 
 
-@pytest.mark.parametrize("options", [{}, {"is_causal": True, "activation": "relu"}], ids=["entmax", "relu"])
+@pytest.mark.parametrize("options", [{}, {"is_causal": True, "rule": Activation()}], ids=["entmax", "relu"])
 def test_statistics_compile_and_vmap(options: dict[str, Any]) -> None:
     torch._dynamo.reset()
     query, key, _ = inputs()

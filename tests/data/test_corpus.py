@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+import zlib
 from functools import cache
 from pathlib import Path
 
@@ -319,3 +320,22 @@ def test_multi30k(tmp_path):
     for index in (0, 500, 1013):
         assert vocabulary.decode(corpus[index][0].tolist()) == pairs[index].source.strip()
         assert vocabulary.decode(corpus[index][1].tolist()) == pairs[index].target.strip()
+
+
+def test_checksums_of_blocks_are_those_of_the_file(tmp_path, monkeypatch):
+    for module in ("files", "data.indexed"):  # many blocks, and items that lie across them
+        monkeypatch.setattr(f"tamis.{module}.BLOCK", 64)
+    build(tmp_path, pairs_of(50))
+    corpus = ParallelCorpus.open(tmp_path, "train")
+    corpus.verify()
+    tokens = (tmp_path / "train.tokens").read_bytes()
+    header = json.loads((tmp_path / "train.json").read_text())
+    expected = [zlib.crc32(tokens[start : start + 64]) for start in range(0, len(tokens), 64)]
+    assert len(expected) > 5
+    assert header["files"]["tokens"]["crc32"] == expected
+    del header["files"]["tokens"]["crc32"]  # as a corpus of before has it
+    (tmp_path / "train.json").write_text(json.dumps(header))
+    ParallelCorpus.open(tmp_path, "train").verify()
+    (tmp_path / "train.tokens").write_bytes(tokens[:-1] + bytes([tokens[-1] ^ 1]))
+    with pytest.raises(ValueError, match="is not as it was written"):
+        ParallelCorpus.open(tmp_path, "train").verify()

@@ -2,6 +2,8 @@
 
 import dataclasses
 import threading
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -71,6 +73,24 @@ def other_vocabulary(folder: Path) -> None:
     Vocabulary.train(["some other text"], 20, kind="bpe").save(folder / "vocabulary.model")
 
 
+def changed(name: str, change: Callable[[np.ndarray], np.ndarray], dtype: str, folder: Path) -> None:
+    """The same size, other contents."""
+    path = folder / name
+    path.write_bytes(change(np.frombuffer(path.read_bytes(), dtype)).astype(dtype).tobytes())
+
+
+def moved_by_one(offsets: np.ndarray) -> np.ndarray:
+    """Items of the same number that begin elsewhere."""
+    widest = int(np.diff(offsets[:-1]).argmax())
+    return np.concatenate([offsets[: widest + 1], offsets[widest + 1 : -1] - 1, offsets[-1:]])
+
+
+def one_bit(content: np.ndarray) -> np.ndarray:
+    content = content.copy()
+    content[len(content) // 2] ^= 4
+    return content
+
+
 @pytest.mark.parametrize(
     "damage",
     [
@@ -82,8 +102,15 @@ def other_vocabulary(folder: Path) -> None:
         lambda folder: (folder / "train.json").write_text("[" * 100_000),
         lambda folder: (folder / "train.tokens").write_bytes(b""),
         lambda folder: (folder / "valid.offsets").unlink(),
+        partial(changed, "train.tokens", lambda tokens: tokens * 0 + 7, "<u2"),
+        partial(changed, "train.offsets", moved_by_one, "<i8"),
+        partial(changed, "valid.lines", lambda lines: lines + 1, "<i8"),
+        *(partial(changed, f"train.{part}", one_bit, "u1") for part in ("tokens", "lines")),
     ],
-    ids=["id", "other vocabulary", "vocabulary", "no vocabulary", "no header", "header", "tokens", "no offsets"],
+    ids=[
+        *("id", "other vocabulary", "vocabulary", "no vocabulary", "no header", "header", "tokens", "no offsets"),
+        *("one token", "offsets", "lines", "a bit of the tokens", "a bit of the lines"),
+    ],
 )
 def test_what_is_damaged_is_built_again(data: DataConfig, tmp_path: Path, damage):
     folder = tmp_path / "data"

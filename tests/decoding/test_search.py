@@ -15,7 +15,7 @@ from decoding.models import EOS, IDS, PAD, every_ending, plain_greedy, rescored,
 from tamis.decoding import DecodingConfig, beam_search, greedy
 from tamis.decoding.search import penalty
 from tamis.mechanisms import MECHANISMS
-from tamis.models.blocks import POSITIONS
+from tamis.positions import POSITIONS
 
 few = settings(max_examples=10, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 

@@ -9,8 +9,8 @@ from torch import Tensor
 import tamis
 from decoding.models import BOS, sources, tiny
 from tamis.decoding.state import DecodingState, best_tokens
-from tamis.models.blocks import POSITIONS
 from tamis.nn.modes import evaluating
+from tamis.positions import POSITIONS
 
 
 def alone(model, source: Tensor, tokens: list[int]) -> Tensor:

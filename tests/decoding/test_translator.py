@@ -172,7 +172,7 @@ def test_what_is_saved_translates_alike(vocabulary, other_vocabulary, shared: bo
     translator.save(tmp_path / "run" / "model")
     names = {path.name for path in (tmp_path / "run" / "model").iterdir()}
     own = {"vocabulary.model"} if shared else {"source.model", "target.model"}
-    assert names == {"config.json", "model.safetensors", "decoding.json", *own}
+    assert names == {"config.json", "model.safetensors", "decoding.json", "checksums.json", *own}
     for folder in (tmp_path / "run", tmp_path / "run" / "model"):
         loaded = Translator.load(folder, "cpu")
         assert loaded.decoding == decoding
@@ -202,6 +202,17 @@ def test_garbage_is_named(translator: Translator, name: str, content: bytes, tmp
     (tmp_path / name).write_bytes(content)
     with pytest.raises(ValueError, match=re.escape(name)):
         Translator.load(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["config.json", "model.safetensors", "vocabulary.model", "decoding.json"])
+def test_a_changed_byte_is_noticed(translator: Translator, name: str, tmp_path: Path):
+    translator.save(tmp_path)
+    content = bytearray((tmp_path / name).read_bytes())
+    content[-4] ^= 1  # the last weight; the last digit of a setting
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(ValueError, match=f"{re.escape(name)} is not as it was written; .* remove .*checksums.json"):
+        Translator.load(tmp_path)
+    (tmp_path / "checksums.json").unlink()  # as in folders of before: nobody can tell
 
 
 @pytest.mark.parametrize("name", ["config.json", "decoding.json"])

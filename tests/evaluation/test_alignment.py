@@ -7,6 +7,7 @@ import tarfile
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -16,7 +17,16 @@ from torch import Tensor
 from tamis.analysis import capture
 from tamis.data import Vocabulary
 from tamis.data.grammar import generate
-from tamis.evaluation import AlignmentScore, GoldPair, aer, attention_alignment, read_gold, read_links, score_links
+from tamis.evaluation import (
+    AlignmentScore,
+    GoldPair,
+    aer,
+    alignment,
+    attention_alignment,
+    read_gold,
+    read_links,
+    score_links,
+)
 from tamis.evaluation.alignment import membership, strongest
 from tamis.models import Seq2Seq, Seq2SeqConfig
 
@@ -247,9 +257,25 @@ def test_reports_name_the_best_cell_and_are_json():
     assert json.loads(json.dumps(values)) == values
     assert values["normal"][1]["heads"][3]["aer"] == report.normal[1].heads[3].aer
     assert values["best"]["aer"] == report.best.score.aer
+    assert values["best"]["low"] <= values["best"]["aer"] <= values["best"]["high"]
     lines = report.describe().splitlines()
     assert len(lines) == 5
     assert len(lines[0]) == len(lines[1])
+
+
+def test_the_interval_is_that_of_the_bootstrap():
+    counts = torch.randint(1, 9, (60, 4, 2, 1, 3), generator=torch.Generator().manual_seed(0))
+    counts[:, 2:] = torch.minimum(counts[:, 2:], torch.minimum(counts[:, :1], counts[:, 1:2]))
+    rng = np.random.default_rng(0)
+    lowest = []
+    for _ in range(2000):
+        links, sure, hit, possible = counts[rng.integers(60, size=60)].sum(0).flatten(1).double().numpy()
+        lowest.append((1 - (hit + possible) / (links + sure)).min())
+    expected = np.quantile(lowest, [0.025, 0.975])
+    np.testing.assert_allclose(alignment._interval(counts), expected, atol=0.01)
+    same = counts[:1].expand(60, *counts.shape[1:])  # pairs that do not differ leave nothing to chance
+    low, high = alignment._interval(same)
+    assert high - low < 1e-6
 
 
 def test_what_cannot_be_aligned_is_refused():

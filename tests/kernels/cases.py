@@ -14,12 +14,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from tamis.attention.checks import check_call
+from tamis.attention.call import check_call
+from tamis.attention.rules import Activation, Entmax, Rule
 from tamis.attention.statistics import dense_statistics, row_statistics
-from tamis.functional import attention_weights, attention_with_statistics, entmax_attention, relu_attention
-from tamis.functional.attention import _rule as make_rule
+from tamis.functional import attention, attention_weights, attention_with_statistics, entmax_attention
 from tamis.kernels import dispatch
-from tamis.kernels.arguments import ELEMENTWISE_RULES
+from tamis.kernels.attention.arguments import ELEMENTWISE_RULES
 
 FACTORS: dict[str, tuple[Any, ...]] = {
     "rule": (1.5, 2.0, 1.3, 1.0, "learned", "near one", "relu", "squared_relu", "sigmoid"),
@@ -125,27 +125,22 @@ class Problem:
             self.options["key_lengths"] = torch.tensor([num_k // 2, 0])[:batch]
         self.options = {k: v.to(device) if isinstance(v, Tensor) else v for k, v in self.options.items()}
         self.dropout = case["dropout"]
-        self.rule: dict[str, Any] = {"activation": case["rule"]} if case["rule"] in ACTIVATIONS else {"alpha": 1.5}
-        if case["rule"] == "learned":
-            self.rule = {"alpha": torch.tensor([1.2, 1.5, 1.9, 2.0], device=device)}
-        elif case["rule"] == "near one":
-            self.rule = {"alpha": torch.tensor([1.0, 1.0001, 1.01, 1.1], device=device)}
-        elif isinstance(case["rule"], float):
-            self.rule = {"alpha": case["rule"]}
-        elif case["rule"] == "sigmoid":
-            self.rule["bias"] = -1.0
+        name, alphas = case["rule"], {"learned": [1.2, 1.5, 1.9, 2.0], "near one": [1.0, 1.0001, 1.01, 1.1]}
+        self.rule: Rule = Entmax(torch.tensor(alphas[name], device=device) if name in alphas else name)
+        if name in ACTIVATIONS:
+            self.rule = Activation(name, bias=-1.0 if name == "sigmoid" else 0.0)
 
     def leaves(self, dtype: torch.dtype) -> list[Tensor]:
         """Query, key, value and a learned alpha, as leaves of a graph, with their strides."""
         tensors = [x.detach().to(dtype).requires_grad_() for x in (self.query, self.key, self.value)]
-        alpha = self.rule.get("alpha")
+        alpha = getattr(self.rule, "alpha", None)
         if isinstance(alpha, Tensor):
             tensors.append(alpha.detach().to(torch.float64 if dtype == torch.float64 else torch.float32))
             tensors[-1].requires_grad_()
         return tensors
 
-    def settings(self, leaves: list[Tensor]) -> dict[str, Any]:
-        return {**self.rule, "alpha": leaves[3]} if len(leaves) > 3 else self.rule
+    def rule_of(self, leaves: list[Tensor]) -> Rule:
+        return Entmax(leaves[3]) if len(leaves) > 3 else self.rule
 
     def kept(self, seed: int) -> Tensor:
         """Dropout factors as the kernels define them: a hash of the seed, the head and the indices."""
@@ -167,7 +162,7 @@ class Problem:
         exact = {
             k: v.to(compute) if torch.is_tensor(v) and v.is_floating_point() else v for k, v in self.options.items()
         }
-        weights = attention_weights(*leaves[:2], **exact, **self.settings(leaves))
+        weights = attention_weights(*leaves[:2], rule=self.rule_of(leaves), **exact)
         weights = weights.to(compute)
         if self.dropout > 0.0:
             weights = weights * self.kept(seed).to(compute)
@@ -193,9 +188,8 @@ def poisoned() -> Iterator[None]:
 
 
 def attention_of(problem: Problem, leaves: list[Tensor]) -> Tensor:
-    attention = relu_attention if "activation" in problem.rule else entmax_attention
-    settings = {**problem.options, **problem.settings(leaves)}
-    return attention(*leaves[:3], dropout_p=problem.dropout, backend="triton", **settings)
+    options = {"rule": problem.rule_of(leaves), "dropout_p": problem.dropout, "backend": "triton", **problem.options}
+    return attention(*leaves[:3], **options)
 
 
 def fused(problem: Problem) -> list[Tensor]:
@@ -242,20 +236,21 @@ def check_statistics(problem: Problem) -> None:
     To the bit in the interpreter; a kernel that counts is compiled on its own, and may round in another order.
     """
     compiled = problem.device == "cuda"
-    defaults = {"attn_mask": None, "scale": None, "is_causal": False}
-    rule = {"alpha": 1.5, "activation": None, "bias": 0.0, "divide_by_count": False, **problem.rule}
     inputs = (problem.query, problem.key, problem.value)
     exact = [x.double().cpu() for x in inputs]
     settings = {name: x.cpu() if isinstance(x, Tensor) else x for name, x in problem.options.items()}
-    rule64 = {name: x.cpu() if isinstance(x, Tensor) else x for name, x in problem.rule.items()}
-    _, expected = attention_with_statistics(*exact, **settings, **rule64)
+    alpha = getattr(problem.rule, "alpha", None)
+    settings["rule"] = Entmax(alpha.cpu()) if isinstance(alpha, Tensor) else problem.rule
+    _, expected = attention_with_statistics(*exact, **settings)
     # A GPU takes for zero what fp32 can only hold as a denormal number: such weights may count or not.
-    weights = attention_weights(*exact[:2], **settings, **rule64)
-    call64 = check_call(*exact, **{**defaults, **settings})
-    counted = dense_statistics(weights.where(weights > (1e-37 if compiled else 0.0), 0.0), call64.visibility)
-    call = check_call(*inputs, **{**defaults, **problem.options})
-    out, rows = dispatch.attend(call, make_rule(call, **rule), 0.0, None, counted=True)
-    plain = dispatch.attend(call, make_rule(call, **rule), 0.0, None)[0]
+    weights = attention_weights(*exact[:2], **settings)
+    del settings["rule"]
+    counted = dense_statistics(
+        weights.where(weights > (1e-37 if compiled else 0.0), 0.0), check_call(*exact, **settings).visibility
+    )
+    call = check_call(*inputs, **problem.options)
+    out, rows = dispatch.attend(call, problem.rule.bind(call), counted=True)
+    plain = dispatch.attend(call, problem.rule.bind(call))[0]
     assert error(out, plain.double()) <= 2e-6 if compiled else torch.equal(out, plain)
     found = row_statistics(rows, call.visibility)
     for field in dataclasses.fields(expected):

@@ -2,15 +2,16 @@ import pytest
 import torch
 
 from kernels.cases import SEED
-from tamis.kernels import arguments, dispatch
+from tamis.kernels import dispatch
+from tamis.kernels.attention import arguments
 
 
 @pytest.fixture
 def known_dropout(monkeypatch):
     """Dropout whose factors the tests can compute."""
 
-    def seed(dropout_p, generator, device):
-        return torch.tensor([SEED], device=device) if dropout_p > 0.0 else None
+    def seed(dropout, device):
+        return torch.tensor([SEED], device=device) if dropout.p > 0.0 else None
 
     monkeypatch.setattr(dispatch, "_seed", seed)
 
@@ -18,22 +19,24 @@ def known_dropout(monkeypatch):
 @pytest.fixture
 def everything_is_long(monkeypatch):
     """Tiles without weights are found and skipped in rows of any length."""
-    from tamis.kernels import launch
+    from tamis.kernels.attention import tuning
+    from tamis.kernels.runtime.launch import plans
 
     monkeypatch.setattr(arguments, "LONG", 1)
-    monkeypatch.setattr(launch, "scan_programs", lambda: 3)
-    launch._plans.clear()
+    monkeypatch.setattr(tuning, "scan_programs", lambda: 3)
+    plans.clear()
     yield
-    launch._plans.clear()
+    plans.clear()
 
 
 @pytest.fixture
 def everything_is_decoding(monkeypatch):
     """Few queries take the kernels for decoding whatever the number of keys, which are split into many parts."""
-    from tamis.kernels import launch, launch_decode
+    from tamis.kernels.decode import launch
+    from tamis.kernels.runtime.launch import plans
 
     monkeypatch.setattr(arguments, "MANY", 1)
-    monkeypatch.setattr(launch_decode, "SPANS", (64, 64))
-    launch._plans.clear()
+    monkeypatch.setattr(launch, "SPANS", (64, 64))
+    plans.clear()
     yield
-    launch._plans.clear()
+    plans.clear()

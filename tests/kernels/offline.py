@@ -21,11 +21,14 @@ from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
 
 import tamis
-from kernels import paged_cases
 from kernels.cases import FACTORS, Problem, covering, decoded, describe, fused
+from kernels.decode import paged_cases
 from kernels.sanitize import FEW, LONGER
-from tamis.kernels import arguments, dispatch, launch, norm_ops
-from tamis.kernels.machine_code import is_spoilt
+from tamis.kernels.attention import arguments
+from tamis.kernels.attention import launch as attention_launch
+from tamis.kernels.rela_norm.ops import rela_norm
+from tamis.kernels.runtime import launch, support
+from tamis.kernels.runtime.machine_code import is_spoilt
 from tamis.mechanisms.rela import EPSILON, ReLANorm, plain_norm
 
 
@@ -101,7 +104,7 @@ def rows(case: dict[str, Any]) -> None:
 def norm(case: dict[str, Any]) -> None:
     norm = ReLANorm(case["width"], 8, case["variant"]).to(case["parameters"])
     z = torch.randn(40, case["width"], dtype=case["dtype"], requires_grad=True)
-    norm_ops.rela_norm(z, norm.gain, norm.gate, EPSILON, plain_norm).sum().backward()
+    rela_norm(z, norm.gain, norm.gate, EPSILON, plain_norm).sum().backward()
 
 
 ROWS: dict[str, tuple[Any, ...]] = {
@@ -143,13 +146,13 @@ def main(part: str, first: int = 0, step: int = 1) -> None:
 
     driver.set_active(NoDevice())
     launch.Launch.__call__ = compile_only  # type: ignore[method-assign]
-    constants = launch._constants
-    launch._constants = lambda a, tiles: constants(a, tiles) | {"FAST": a.query.dtype != torch.float32}
-    dispatch._machine = lambda device: None
+    constants = attention_launch._constants
+    attention_launch._constants = lambda a, tiles: constants(a, tiles) | {"FAST": a.query.dtype != torch.float32}
+    support._machine = lambda device: None
     run, factors = PARTS[part]
     for case in covering(factors)[first::step]:
         before = len(problems)
-        launch._plans.clear()
+        launch.plans.clear()
         run(case)
         for problem in problems[before:]:
             print(f"{part} {describe(case)}: {problem}", flush=True)

@@ -15,9 +15,11 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 import torch
 
 import tamis
-from kernels import paged_cases
 from kernels.cases import FACTORS, Problem, covering, decoded, describe, fused
-from tamis.kernels import arguments, launch, launch_decode
+from kernels.decode import paged_cases
+from tamis.kernels.attention import arguments
+from tamis.kernels.decode import launch
+from tamis.kernels.runtime.launch import plans
 
 LONGER: dict[str, tuple[Any, ...]] = {**FACTORS, "lengths": ((300, 300), (1, 900), (200, 1100), (700, 130))}
 LONGER["structure"] = ("full", "causal", "window", "causal alibi", "positions")
@@ -34,7 +36,7 @@ def short() -> None:
 
 def long() -> None:
     arguments.LONG = 1
-    launch._plans.clear()
+    plans.clear()
     for case in covering(LONGER)[:16]:
         print("long", describe(case), flush=True)
         fused(Problem(case, torch.bfloat16, "cuda"))
@@ -42,8 +44,8 @@ def long() -> None:
 
 def decode() -> None:
     arguments.MANY = 1
-    launch_decode.SPANS = (64, 256)
-    launch._plans.clear()
+    launch.SPANS = (64, 256)
+    plans.clear()
     for case in covering(FEW)[:12]:
         print("decode", describe(case), flush=True)
         decoded(Problem(case, torch.bfloat16, "cuda"))

@@ -5,6 +5,7 @@ import torch
 
 import tamis
 from tamis import attention_weights
+from tamis.attention.rules import Entmax
 from tamis.mechanisms import EntmaxAttention, reach
 from tamis.mechanisms.reach import PAGE, first_in_reach
 from tamis.models import CausalLM, CausalLMConfig
@@ -37,8 +38,8 @@ def test_what_is_out_of_reach_has_no_weight(alpha, slopes, dtype):
         key = torch.randn(2, 8, 500, 16, generator=generator)
         key[:, :, 100:110] *= torch.logspace(-1, 2, 10)[:, None]  # far and long: some are in reach
         key = key.to(dtype)
-        first = first_in_reach(query, key, norms(key), alpha, slopes)
-        weights = attention_weights(query, key, alpha=alpha, is_causal=True, alibi_slopes=slopes)
+        first = first_in_reach(query, key, norms(key), Entmax(alpha).margin(), slopes)
+        weights = attention_weights(query, key, rule=Entmax(alpha), is_causal=True, alibi_slopes=slopes)
         beyond = torch.arange(500) < first[:, None, None]
         assert (weights[beyond.expand(weights.shape)] == 0.0).all()
         assert (first[slopes == 0.0] == 0).all()
@@ -53,9 +54,9 @@ def test_a_key_at_the_edge_and_one_that_is_not_a_number():
     key[..., -1, 0] = 1.0  # a score of 2, so that 2 - 2 is the least that has a weight
     for score, first in ((240.0, 448), (244.5, 192)):  # of the last key of a page, at distance 244
         key[..., 255, 0] = score / 2
-        assert int(first_in_reach(query, key, norms(key), 1.5, slopes)) == first
+        assert int(first_in_reach(query, key, norms(key), 2.0, slopes)) == first
     key[..., 70, 0] = torch.nan
-    assert int(first_in_reach(query, key, norms(key), 1.5, slopes)) == 64
+    assert int(first_in_reach(query, key, norms(key), 2.0, slopes)) == 64
 
 
 @pytest.mark.parametrize("mechanism", ["asentmax", "entmax", {"name": "entmax", "alpha": 1.5}])
@@ -65,13 +66,13 @@ def test_generating_is_the_same_and_looks_at_fewer_keys(monkeypatch, mechanism, 
     model = CausalLM(CausalLMConfig(mechanism=mechanism, position=position, **SIZES)).double()
     tokens = torch.randint(20, (2, 400))
     looked = []
-    whole = reach.functional.entmax_attention
+    whole = reach.functional.attention
 
     def spy(query, key, value, **options):
         looked.append(key.shape[2])
         return whole(query, key, value, **options)
 
-    monkeypatch.setattr(reach.functional, "entmax_attention", spy)
+    monkeypatch.setattr(reach.functional, "attention", spy)
 
     def continued(far):
         monkeypatch.setattr(attention, "FAR", far)
@@ -91,8 +92,8 @@ def test_generating_is_the_same_and_looks_at_fewer_keys(monkeypatch, mechanism, 
 
 
 class Sharper(EntmaxAttention):
-    def settings(self, *arguments):
-        return {**super().settings(*arguments), "scale": 100.0}
+    def query_scale(self, inputs):
+        return inputs.query.new_full((1, 1, 1), 100.0)
 
 
 class Own(EntmaxAttention):
@@ -116,7 +117,7 @@ def test_a_slope_that_favours_what_is_far():
     query, key = torch.tensor([[[[20.0, 0.0, 0.0, 0.0]]]]), torch.zeros(1, 1, 201, 4)
     key[..., -1, 0] = 1.0  # a score of 10, and 200 x 0.05 is as much
     for slope, first in ((0.05, 192), (-0.05, 0)):
-        assert first_in_reach(query, key, norms(key), 2.0, torch.tensor([slope])).tolist() == [first]
+        assert first_in_reach(query, key, norms(key), 1.0, torch.tensor([slope])).tolist() == [first]
 
 
 def check_layer(monkeypatch, mechanism, position):

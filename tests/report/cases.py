@@ -95,7 +95,7 @@ def _named(side: str, length: int) -> list[str]:
 def _made_up(found: Any) -> dict[str, Any]:
     heads = {site: [0.01 * head for head in range(4)] for site in found.sites}
     steps = [0, 10, 20]
-    score = {"aer": 0.4}
+    score = {"aer": 0.4, "low": 0.35, "high": 0.45}
     layer = {"heads": [score] * 4, "best_head": 0, "average": score}
     return {
         "importance": {"baseline": 1.0, "change": heads},

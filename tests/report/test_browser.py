@@ -119,7 +119,23 @@ def test_every_figure_draws_and_says_what_it_is(at):
 def test_the_table_has_the_scores(at):
     browser = at("#overview")
     cells = "return [...document.querySelectorAll('.runs tbody tr')].map((row) => row.textContent)"
-    assert all("30.1" in row and "55.5" in row and "40.0 %" in row for row in browser.run(cells))
+    rows = browser.run(cells)
+    assert all(text in row for row in rows for text in ("30.1 \u00b11.0", "55.5 \u00b10.5", "40.0 \u00b15.0"))
+    assert browser.run("return document.querySelectorAll('.runs .best').length") == 0  # all have the same
+
+
+@pytest.mark.parametrize(("score", "marked"), [(32.5, ["32.5 \u00b10.4"]), (31.3, [])])
+def test_bold_is_what_is_ahead_by_more_than_the_intervals(browser, tmp_path, score, marked):
+    first, *others = cases.three_runs()
+    bleu = {"score": score, "low": score - 0.4, "high": score + 0.4}  # the others have 29 to 31
+    translation = {**first.evaluation["translation"], "bleu": bleu}
+    first = replace(first, evaluation={**first.evaluation, "translation": translation})
+    path = tmp_path / "report.html"
+    path.write_text(page(content([first, *others], "Ahead")), encoding="utf-8")
+    browser.open(path.as_uri())
+    browser.until("return document.body.dataset.ready")
+    found = "return [...document.querySelectorAll('.runs .best')].map((cell) => cell.textContent)"
+    assert browser.run(found) == marked
 
 
 def saved(browser, links):

@@ -94,7 +94,7 @@ def test_figures_leave_out_what_nobody_measured():
     run = cases.three_runs()[1]
     found = figures(run)
     assert found["bleu"]["score"] == 30.1
-    assert found["aer"] == 0.4
+    assert found["aer"] == {"score": 0.4, "low": 0.35, "high": 0.45}
     assert found["tokens_per_second"] == 500.0
     bare = replace(run, evaluation={}, records=(), analysis={"summary": run.analysis["summary"]})
     assert set(figures(bare)) == {"density", "diversity", "null_share"}

@@ -32,14 +32,17 @@ def graphed(trainer):
 
 @pytest.mark.parametrize("mechanism", ["softmax", "entmax", "rela"])
 def test_padding_to_fewer_shapes_changes_nothing(data, tmp_path, mechanism):
+    """In fp64: padding changes the order of sums, and ReLA's norms let fp32's rounding grow to 1e-4 in thirty steps."""
     settings = {"mechanism": mechanism, "dropout": 0.0, "steps": 30, "device_tokens": 150}
-    tiny.trainer(data, tmp_path / "plain", **settings).run()
+    plain = tiny.trainer(data, tmp_path / "plain", **settings)
     trainer = graphed(tiny.trainer(data, tmp_path / "graphs", **settings))
-    trainer.run()
+    for one in (plain, trainer):
+        one.model.double()
+        one.run()
     assert 0 < trainer.graphs.captured < 60
-    for plain, padded in zip(tiny.losses(tmp_path / "plain"), tiny.losses(tmp_path / "graphs"), strict=True):
-        key = "loss" if "loss" in plain else "valid_loss"
-        assert padded[key] == pytest.approx(plain[key], rel=1e-5)
+    for expected, padded in zip(tiny.losses(tmp_path / "plain"), tiny.losses(tmp_path / "graphs"), strict=True):
+        key = "loss" if "loss" in expected else "valid_loss"
+        assert padded[key] == pytest.approx(expected[key], rel=1e-6)
 
 
 def test_resume_to_the_bit(data, tmp_path):

@@ -86,6 +86,9 @@ def test_what_does_not_fit_is_refused(data, tmp_path, before):
     with pytest.raises(ValueError, match=r"to be no such weight, got \("):
         tiny.trainer(data, tmp_path / "run", start=str(tmp_path / "deeper"))
     config.write_text("{")
+    with pytest.raises(ValueError, match=r"config.json is not as it was written"):
+        tiny.trainer(data, tmp_path / "run", start=str(start))
+    (start / "checksums.json").unlink()
     with pytest.raises(ValueError, match="is not JSON"):
         tiny.trainer(data, tmp_path / "run", start=str(start))
     assert not (tmp_path / "run" / "checkpoints").exists()

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from tamis.models import Seq2Seq
-from tamis.training import TrainingError, guards
+from tamis.training import TrainingError, environment, guards
 from tamis.training.journal import Journal, read_journal
 from tamis.training.recorder import PATIENCE_WITH_NAN
 from tamis.training.state import stream_seed
@@ -313,3 +313,53 @@ def test_more_processes_than_sentences(data, tmp_path):
     """A process with nothing to do takes part all the same."""
     two_processes(data, tmp_path, steps=6, batch_tokens=5, checkpoint_every=6)
     assert Path(tmp_path / "metrics.jsonl").read_text().count("valid_loss") == 1
+
+
+def going_on(data, folder, monkeypatch, **settings) -> list[str]:
+    """What a run of 20 steps says that goes on after 10."""
+    trainer = tiny.trainer(data, folder, steps=20, checkpoint_every=10, **settings)
+    said: list[str] = []
+    monkeypatch.setattr(trainer.display, "say", said.append)
+    trainer.run()
+    return said
+
+
+@pytest.mark.parametrize(
+    ("change", "noticed"),
+    [
+        (lambda lines: lines, False),
+        (lambda lines: lines[1:], True),
+        (lambda lines: [lines[0].replace("1", "2"), *lines[1:]], True),
+        (lambda lines: [lines[0], *lines], True),
+        (lambda lines: [], True),
+        (lambda lines: [*lines, '{"step": 11, "loss": 9}\n'], False),  # what comes after the checkpoint is done again
+    ],
+    ids=["whole", "lost", "changed", "doubled", "gone", "newer"],
+)
+def test_records_that_were_changed_are_noticed(data, tmp_path, monkeypatch, change, noticed):
+    tiny.trainer(data, tmp_path, steps=10, checkpoint_every=10).run()
+    path = tmp_path / "metrics.jsonl"
+    path.write_text("".join(change(path.read_text().splitlines(keepends=True))))
+    said = going_on(data, tmp_path, monkeypatch)
+    assert any("metrics.jsonl is not as it was written up to step 10" in line for line in said) is noticed
+    assert not any("not to the bit" in line for line in said)
+
+
+def test_going_on_elsewhere_is_said(data, tmp_path, monkeypatch):
+    tiny.trainer(data, tmp_path, steps=10, checkpoint_every=10).run()
+    here = environment.environment
+    monkeypatch.setattr(
+        "tamis.training.trainer.environment", lambda process: here(process) | {"threads": 64, "torch": "2.99"}
+    )
+    (line,) = (line for line in going_on(data, tmp_path, monkeypatch) if "not to the bit" in line)
+    assert f"torch {torch.__version__} then and 2.99 now" in line
+    assert f"threads {torch.get_num_threads()} then and 64 now" in line
+
+
+def test_checkpoints_of_before_go_on_in_silence(data, tmp_path, monkeypatch):
+    monkeypatch.setattr("tamis.training.trainer.environment", lambda process: {})
+    monkeypatch.setattr(Journal, "digest", lambda self: None)
+    tiny.trainer(data, tmp_path, steps=10, checkpoint_every=10).run()
+    monkeypatch.undo()
+    said = going_on(data, tmp_path, monkeypatch)
+    assert not any("not to the bit" in line or "not as it was" in line for line in said)

@@ -251,6 +251,21 @@ def test_budgetmax_matches_sorted_breakpoints(n: int, dtype: torch.dtype, tolera
         assert (row - budgetmax_oracle(scores, budget)).abs().sum().item() <= tolerance * budget
 
 
+def test_budgetmax_whose_steps_would_grow_as_weights_fill_up():
+    assert budgetmax(torch.tensor([0.9, 0.9, 0.9, 0.0]), 3.9).tolist() == pytest.approx([1.0, 1.0, 1.0, 0.9])
+    z = randn(3000, 8)
+    for budget in (0.5, 2.0, 5.0, 7.9):
+        p = budgetmax(z, budget)
+        torch.testing.assert_close(p.sum(-1), torch.full((3000,), budget, dtype=torch.float64), rtol=1e-12, atol=0.0)
+
+
+def test_a_budget_of_nothing_gives_zeros():
+    z = leaf(randn(2, 4))
+    assert (budgetmax(z, 0.0) == 0.0).all()
+    assert torch.autograd.grad(budgetmax(z, 0.0).sum(), z)[0].eq(0.0).all()
+    assert budgetmax(z, torch.tensor([[0.0], [2.0]])).sum(-1).tolist() == pytest.approx([0.0, 2.0])
+
+
 @pytest.mark.parametrize("budget", [1.0, 2.5, 300.0, 4999.5])
 def test_budgetmax_near_ties(budget: float):
     z = 5.0 + randn(5000, dtype=torch.float32) * 1e-4

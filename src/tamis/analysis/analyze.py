@@ -42,7 +42,7 @@ def analyze(
     """What every head of a model does on some sentences.  Only sums are kept, whatever their number.
 
     Args:
-        model: any module made of :class:`tamis.nn.Attention`, such as `Seq2Seq` and `CausalLM`.
+        model: any module with :class:`tamis.nn.Attention` or :class:`tamis.nn.MultiheadAttention` in it.
         batches: run on the model's device.
         shown: numbers of sentences whose tokens and non-zero weights to keep.
         thresholds: from which score on a head is named.

@@ -5,15 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from inspect import signature
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from tamis.analysis.sites import NamedSite, kind_of, refuse_compiled, site_name
-from tamis.attention.checks import check_call
+from tamis.analysis.sites import NamedSite, attention_sites, kind_of, refuse_compiled, site_name
+from tamis.attention.call import check_call
 from tamis.mechanisms import Mechanism
-from tamis.nn import Attention
+from tamis.nn import Attention, MultiheadAttention
 from tamis.nn.layers import TransformerLayer
 
 Consumer = Callable[[str, Tensor, Tensor], None]
@@ -44,28 +45,38 @@ def capture(
     sites: Callable[[str], bool] | None = None,
     inputs: InputConsumer | None = None,
 ) -> Iterator[Captured]:
-    """Record the weights of every :class:`tamis.nn.Attention` in a model while it runs, or of a model of `tamis.hf`.
+    """Record the weights of every attention of ours in a model while it runs.
 
     Args:
-        model: any module; its outputs do not change.  A wrapper such as DDP may be given.
+        model: any module with :class:`tamis.nn.Attention` or :class:`tamis.nn.MultiheadAttention` in it, or a model of
+            `tamis.hf`; its outputs do not change.  A wrapper such as DDP may be given.
         consumer: gets each site's weights as they come, and nothing is kept: memory does not grow with the data.
         sites: which sites to record, by name; all by default.
         inputs: gets what each site's mechanism was given, for what is read off the input, such as a scale.
 
     Yields a mapping from site to weights, empty if there is a consumer.  Sites are module paths without "_attention":
-    "encoder.0.self", "decoder.0.self", "decoder.0.cross", "layers.0.self".  Weights are those before dropout, detached
-    and on the model's device.  Queries that the model was told are padding see nothing: pass `target_mask` to a
+    "encoder.0.self", "decoder.0.self", "decoder.0.cross", "layers.0.self"; in layers of
+    torch "self_attn" is "self" and "multihead_attn" "cross".  Weights are those before dropout, detached and on the
+    model's device.  Queries that the model was told are padding see nothing: pass `target_mask` to a
     `Seq2Seq` to have padded targets among them.
     """
     captured = Captured()
     recorder = _Recorder(captured.keep if consumer is None else consumer, inputs)
     handles: list[Any] = []
     refuse_compiled(model)
+    attention_sites(model)  # raises if there is none: recording nothing would look like a model that attends to nothing
     try:
         for name, module in model.named_modules():
             if isinstance(module, TransformerLayer):
                 handles.append(module.register_forward_pre_hook(recorder.enter_layer, with_kwargs=True))
                 handles.append(module.register_forward_hook(recorder.leave_layer, always_call=True))
+            elif isinstance(module, nn.TransformerDecoderLayer):
+                handles.append(module.register_forward_pre_hook(recorder.enter_torch_layer, with_kwargs=True))
+                handles.append(module.register_forward_hook(recorder.leave_layer, always_call=True))
+            elif isinstance(module, MultiheadAttention):
+                site = site_name(name)
+                if sites is None or sites(site):
+                    handles.append(recorder.attach_multihead(site, module))
             elif isinstance(module, Attention):
                 site = site_name(name)
                 if sites is None or sites(site):
@@ -110,6 +121,24 @@ class _Recorder:
 
         yield from self._hooks(attention, enter)
 
+    def attach_multihead(self, site: str, attention: MultiheadAttention) -> Any:
+        """Recorded as it is called: asked for weights, it never calls its mechanism."""
+
+        def enter(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+            given = signature(attention.forward).bind(*args, **kwargs).arguments
+            query, key, padding = given["query"], given["key"], given.get("key_padding_mask")
+            if query.is_nested:  # it calls itself with padded tensors
+                return
+            self.site = site
+            self.query_mask = _real(padding) if query is key else self.layer_mask
+            with torch.no_grad():
+                made = attention.prepare(query, key, given["value"], padding, given.get("attn_mask"))
+            queries, keys, _, hidden, mask = made
+            self.record(attention.mechanism, (queries, keys), {"hidden": hidden, "attn_mask": mask})
+            self.site = None
+
+        return attention.register_forward_pre_hook(enter, with_kwargs=True)
+
     def _hooks(self, attention: Attention | NamedSite, enter: Callable[..., None]) -> Iterator[Any]:
         def leave(*_: Any) -> None:
             self.site = None
@@ -122,6 +151,10 @@ class _Recorder:
 
     def enter_layer(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         self.layer_mask = _of_queries(args, kwargs)
+
+    def enter_torch_layer(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        given = signature(module.forward).bind(*args, **kwargs).arguments
+        self.layer_mask = _real(given.get("tgt_key_padding_mask"))
 
     def leave_layer(self, *_: Any) -> None:
         self.layer_mask = None
@@ -150,6 +183,14 @@ def _of_queries(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor | None:
     """The part of a mask over the keys of self-attention that is about its queries, which are the last of them."""
     x, mask = args[0] if args else kwargs["x"], kwargs.get("key_mask")
     return None if mask is None else mask[:, mask.shape[1] - x.shape[1] :]
+
+
+def _real(padding: Tensor | None) -> Tensor | None:
+    """(B, L), False for padding, from a mask of torch's: True for padding, or added to scores."""
+    if padding is None:
+        return None
+    rows = padding if padding.ndim == 2 else padding[None]
+    return ~rows if rows.dtype == torch.bool else rows > float("-inf")
 
 
 def _seeing_themselves(query: Tensor, key: Tensor, mask: Tensor | None) -> Tensor | None:

@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from tamis.data.files import check_file, replacing
+from tamis.files import check_file, replacing
 
 
 def write_arrays(path: str | Path, arrays: Mapping[str, Tensor]) -> None:

@@ -14,10 +14,9 @@ import torch
 from torch import Tensor, nn
 
 from tamis.analysis.metrics import plain
-from tamis.analysis.sites import NamedSite, attention_sites, refuse_compiled
-from tamis.mechanisms.checks import choose
-from tamis.nn import Attention
+from tamis.analysis.sites import AttentionSite, NamedSite, attention_sites, refuse_compiled
 from tamis.nn.modes import evaluating
+from tamis.settings import choose
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,8 +40,6 @@ def silenced(model: nn.Module, site: str, head: int) -> Iterator[None]:
     before the norm would make them louder, and a LayerNorm would make something else of the zeros.
     """
     known = attention_sites(model)
-    if not known:
-        raise ValueError(f"the model has no tamis.nn.Attention, so no head {head} of {site!r}")
     attention = known[choose("site", site, known)]
     if not 0 <= head < attention.num_heads:
         raise ValueError(f"{site} has heads 0 to {attention.num_heads - 1}, got {head}")
@@ -80,6 +77,6 @@ def head_importance(
     return HeadImportance(baseline=baseline, change=change)
 
 
-def _without(attention: Attention | NamedSite, head: int) -> Callable[[Tensor], Tensor]:
+def _without(attention: AttentionSite, head: int) -> Callable[[Tensor], Tensor]:
     channels = torch.arange(attention.num_heads).repeat_interleave(attention.head_dim) == head
     return lambda merged: merged.masked_fill(channels.to(merged.device), 0.0)

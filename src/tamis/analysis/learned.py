@@ -10,11 +10,10 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from tamis.analysis.metrics import plain
 from tamis.analysis.sites import attention_sites, kind_of, site_name
-from tamis.mechanisms import EntmaxAttention
 
 ALPHA_BINS = 20
 
@@ -36,10 +35,8 @@ def learned_alphas(model: nn.Module) -> dict[str, tuple[float, ...]]:
     """The alphas of each site that learns them, a head each; sites whose alpha is fixed are not there."""
     found = {}
     for site, attention in attention_sites(model).items():
-        alpha = attention.mechanism.alpha if isinstance(attention.mechanism, EntmaxAttention) else None
-        values = alpha() if isinstance(alpha, nn.Module) else alpha
-        if isinstance(alpha, nn.Module | nn.Parameter) and isinstance(values, Tensor):
-            found[site] = tuple(values.flatten().tolist())
+        if (alphas := attention.mechanism.learned_alphas()) is not None:
+            found[site] = tuple(alphas.flatten().tolist())
     return found
 
 

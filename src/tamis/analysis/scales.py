@@ -17,7 +17,7 @@ from torch import Tensor
 
 from tamis.analysis.histograms import SIZES, counts_of, quantiles, size_bins
 from tamis.analysis.metrics import plain
-from tamis.mechanisms import ASEntmaxAttention, Mechanism
+from tamis.mechanisms import Mechanism
 
 QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
 BINS = 400
@@ -61,19 +61,16 @@ class ScaleMetrics:
 
     @torch.no_grad()
     def __call__(self, site: str, mechanism: Mechanism, hidden: Tensor, visible: Tensor) -> None:
-        if not isinstance(mechanism, ASEntmaxAttention):
-            return
         keys = visible.sum(-1)  # (B, 1 or H, Lq)
-        keys = keys.expand(keys.shape[0], mechanism.num_heads, keys.shape[2])
-        beta, gamma = mechanism.scale.coefficients(hidden)
-        values = {"beta": beta, "gamma": gamma, "scale": mechanism.scale(hidden, keys)}
+        if (parts := mechanism.scale_parts(hidden, keys)) is None:
+            return
+        keys = keys.expand(keys.shape[0], parts.scale.shape[1], keys.shape[2])
+        values = {"beta": parts.beta, "gamma": parts.gamma, "scale": parts.scale}
         counts = {name: _counts(name, value.expand(keys.shape), keys).cpu() for name, value in values.items()}
         if site in self._counts:
             counts = {name: self._counts[site][name] + count for name, count in counts.items()}
         self._counts[site] = counts
-        scaled = mechanism.scaled_heads
-        heads = range(mechanism.num_heads) if scaled is None else scaled.nonzero().flatten().tolist()
-        self._of[site] = (mechanism.scale.delta, tuple(heads))
+        self._of[site] = (parts.delta, parts.heads)
 
     def results(self, shares: Sequence[float] = QUANTILES) -> dict[str, SiteScales]:
         return {site: self._site(site, tuple(shares)) for site in self._counts}

@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from tamis.mechanisms import Mechanism
-from tamis.nn import Attention
+from tamis.nn import Attention, MultiheadAttention
 
 
 class NamedSite(nn.Module):
@@ -21,25 +21,37 @@ class NamedSite(nn.Module):
     head_dim: int
 
 
+AttentionSite = Attention | MultiheadAttention | NamedSite
+OF_TORCH = {"self_attn": "self", "multihead_attn": "cross"}
+"""What the layers of `torch.nn.Transformer` call their attention, and what we call it."""
+
+
 def site_name(path: str) -> str:
     """The name of a site from the path of its module: wrappers and "_attention" are left out."""
-    return path.removeprefix("module.").removesuffix("_attention") or "attention"
+    *outer, last = path.removeprefix("module.").split(".")
+    return ".".join([*outer, OF_TORCH.get(last, last)]).removesuffix("_attention") or "attention"
 
 
 def kind_of(site: str) -> str:
     """Of a site: cross, encoder, or decoder, which is also what a decoder-only model has."""
     if site.endswith("cross"):
         return "cross"
-    return "encoder" if site.startswith("encoder") else "decoder"
+    return "encoder" if site.startswith("encoder") or "encoder" in site.split(".") else "decoder"
 
 
-def attention_sites(model: nn.Module) -> dict[str, Attention | NamedSite]:
-    """Every :class:`tamis.nn.Attention` or `NamedSite` of a model by its site, in the order of the modules."""
-    return {
+def attention_sites(model: nn.Module) -> dict[str, AttentionSite]:
+    """Every attention of ours in a model by its site, in the order of the modules; a ValueError if there is none."""
+    found = {
         module.site if isinstance(module, NamedSite) else site_name(path): module
         for path, module in model.named_modules()
-        if isinstance(module, Attention | NamedSite)
+        if isinstance(module, AttentionSite)
     }
+    if not found:
+        raise ValueError(
+            f"{type(model).__name__} has no attention to see: looked for tamis.nn.Attention, "
+            "tamis.nn.MultiheadAttention and what tamis.hf.sparsify puts into a Hugging Face model"
+        )
+    return found
 
 
 def device_of(model: nn.Module) -> torch.device:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_right
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -33,6 +34,27 @@ class Visibility:
     """(sequences + 1,) for queries and for keys: where packed sequences, which see only themselves, begin."""
     alibi_slopes: Tensor | None = None
     """(B or 1, H): bias -slope * |distance|."""
+
+    def tensors(self) -> tuple[Tensor | None, ...]:
+        """All of them, in the order of `with_tensors`; the mask and the slopes come first and may have gradients."""
+        cu_q, cu_k = self.cu_seqlens or (None, None)
+        places = (self.query_positions, self.key_positions, self.key_lengths)
+        return (self.attn_mask, self.alibi_slopes, *places, cu_q, cu_k)
+
+    def with_tensors(self, tensors: Sequence[Tensor | None]) -> Visibility:
+        """The same visibility with other tensors."""
+        if all(x is None for x in tensors) and all(x is None for x in self.tensors()):
+            return self
+        attn_mask, slopes, query_positions, key_positions, key_lengths, cu_q, cu_k = tensors
+        return replace(
+            self,
+            attn_mask=attn_mask,
+            alibi_slopes=slopes,
+            query_positions=query_positions,
+            key_positions=key_positions,
+            key_lengths=key_lengths,
+            cu_seqlens=None if cu_q is None or cu_k is None else (cu_q, cu_k),
+        )
 
     @property
     def is_trivial(self) -> bool:

@@ -1,17 +1,25 @@
-"""Scores to weights inside attention: what differs between entmax and ReLU attention, and nothing else."""
+"""Scores to weights: what differs between entmax, ReLU and softpick attention, and nothing else.
+
+A rule says what is computed, a call says of what, and a backend computes it.  `Entmax`, `Activation` and the others are
+what users write; `bind` checks one against a call and gives the form that backends work with.
+"""
 
 from __future__ import annotations
 
+import difflib
 import math
-from dataclasses import dataclass
-from typing import Protocol
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Self
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from tamis.attention.call import Call
 from tamis.transforms.entmax import alpha_gradient_rows, entmax_weights, vjp_rows
-from tamis.transforms.solver import Power, Workspace, solve_rows
+from tamis.transforms.parameters import row_parameter, values_known
+from tamis.transforms.solver import Power, Workspace, compute_dtype, solve_rows
 
 ACTIVATIONS = ("relu", "squared_relu", "leaky_relu", "gelu", "identity", "sigmoid")
 
@@ -19,30 +27,60 @@ _SHORT = 4096
 """Up to so many scores torch.softmax sums a row to rounding, and all that the solver adds is care for infinities."""
 
 
-class Rule(Protocol):
-    """Weights of a block of score rows (rows, n), where masked scores are `hidden`, and their derivative."""
+class Rule:
+    """How scores become weights.  A new one needs `dense` alone: the whole matrix of weights is then in memory."""
 
     @property
     def hidden(self) -> float:
         """The score that masked entries get: -inf where that gives weight and slope 0, else 0 and both are erased."""
-        ...
+        return -math.inf
+
+    def bind(self, call: Call) -> Rule:
+        """The rule for this call, in the form that backends compute with; an error if it does not fit."""
+        return self
+
+    def dense(self, scores: Tensor, keep: Tensor | None) -> Tensor:
+        """Differentiable weights of scores (B, H, Lq, Lk), where what is masked, not `keep`, is `hidden`.
+
+        Rows without a visible key must come out 0, as must what is masked.
+        """
+        raise NotImplementedError(f"{type(self).__name__} must define dense()")
+
+    def margin(self) -> float | Tensor | None:
+        """How far below the largest of its row a score surely has weight 0, for all heads or (H,); None if never."""
+        return None
+
+    def of_heads(self, heads: slice) -> Rule:
+        """The same rule for some of the heads."""
+        return self
+
+
+def bind(rule: Rule, call: Call) -> Rule:
+    """The rule for this call; what is no rule is refused."""
+    if not isinstance(rule, Rule):
+        raise TypeError(f"rule must be a Rule, such as Entmax(1.5), got {rule!r}")
+    return rule.bind(call)
+
+
+class BlockRule(Rule):
+    """A rule that also works in place on blocks of score rows (rows, n), in memory linear in the length."""
 
     @property
     def keeps_weights(self) -> bool:
         """Whether the backward pass can do with the weights alone; they are then kept if memory allows."""
-        ...
+        raise NotImplementedError
 
     def parameters(self) -> tuple[Tensor | None, ...]:
-        """Tensors per row, broadcastable to (B, H, Lq, 1), that receive a gradient."""
-        ...
+        """Tensors per row, broadcastable to (B, H, Lq, 1), that are saved for the backward pass."""
+        raise NotImplementedError
 
-    def dense(self, scores: Tensor, keep: Tensor | None) -> Tensor:
-        """Differentiable weights of 4-D scores."""
-        ...
+    def with_parameters(self, values: Sequence[Tensor | None]) -> Self:
+        """The same rule with other tensors, in the order of `parameters`; what has none keeps nothing alive."""
+        raise NotImplementedError
 
     def weights(self, scores: Tensor, values: list[Power | None], out: Tensor, workspace: Workspace) -> None:
         """Write the weights of a block, given its rows of the parameters; the scores stay as they are."""
-        ...
+        raise NotImplementedError
 
     def backward(
         self, scores: Tensor, weights: Tensor, grad: Tensor, values: list[Power | None], wanted: list[bool], out: Tensor
@@ -51,27 +89,120 @@ class Rule(Protocol):
 
         `grad` may be overwritten, and `scores`: it holds the scores unless the weights were kept, else it is scratch.
         """
-        ...
+        raise NotImplementedError
 
 
 @dataclass(frozen=True)
-class EntmaxRule:
+class Entmax(Rule):
+    """alpha-entmax: exact zeros, and weights that sum to 1.
+
+    Args:
+        alpha: in [1, 2].  A number, one per query head (H,), or a tensor that broadcasts to (B, H, Lq, 1).
+    """
+
+    alpha: float | Tensor = 1.5
+
+    def bind(self, call: Call) -> BoundEntmax:
+        e = row_parameter("alpha", self.alpha, 0.0, call.shape, call.query.dtype, 3, subtract=1.0)
+        if isinstance(e, Tensor):
+            if values_known(e) and e.numel() and not 0.0 <= e.min().item() <= e.max().item() <= 1.0:
+                shown = f"{e.min().item() + 1:g} to {e.max().item() + 1:g}"
+                raise ValueError(f"alpha must lie in [1, 2] for attention, got {shown}")
+        elif not 0.0 <= e <= 1.0:
+            raise ValueError(f"alpha must lie in [1, 2] for attention, got {self.alpha}")
+        return BoundEntmax(e)
+
+    def margin(self) -> float | Tensor | None:
+        if isinstance(self.alpha, Tensor):
+            return 1.0 / (self.alpha.double() - 1.0) if self.alpha.ndim <= 1 else None
+        return 1.0 / (self.alpha - 1.0) if self.alpha > 1.0 else None
+
+    def of_heads(self, heads: slice) -> Entmax:
+        return Entmax(self.alpha[heads]) if isinstance(self.alpha, Tensor) and self.alpha.ndim else self
+
+
+@dataclass(frozen=True)
+class Softmax(Rule):
+    """Dense weights: what `Entmax(1.0)` computes, but through `F.scaled_dot_product_attention` where that agrees."""
+
+    def bind(self, call: Call) -> BoundSoftmax:
+        return BoundSoftmax(0.0)
+
+
+@dataclass(frozen=True)
+class Activation(Rule):
+    """Elementwise weights, activation(score + bias): nothing is normalised.
+
+    Args:
+        name: "relu", "squared_relu", "leaky_relu", "gelu", "identity" or "sigmoid".
+        bias: added to every score, as in sigmoid attention, where about -log n is usual.
+        per_count: divide the weights by the number of keys that the query sees.
+        slope: of leaky relu below 0.
+    """
+
+    name: str = "relu"
+    bias: float = 0.0
+    per_count: bool = False
+    slope: float = 0.01
+
+    def bind(self, call: Call) -> BoundActivation:
+        if not isinstance(self.name, str):
+            raise TypeError(f"activation must be a name, one of {', '.join(ACTIVATIONS)}, got {self.name!r}")
+        if self.name not in ACTIVATIONS:
+            nearest = difflib.get_close_matches(self.name, ACTIVATIONS, 1, 0.0)[0]
+            raise ValueError(
+                f"activation must be one of {', '.join(ACTIVATIONS)}, got {self.name!r}; did you mean {nearest!r}?"
+            )
+        scale = None
+        if self.per_count:
+            scale = 1.0 / call.counts().clamp(min=1).unsqueeze(-1).to(compute_dtype(call.query.dtype))
+        return BoundActivation(self.name, float(self.bias), float(self.slope), scale)
+
+
+@dataclass(frozen=True)
+class Softpick(Rule):
+    """Rectified softmax, relu(e^x - 1) / sum |e^x - 1|: sparse weights whose sum is at most one.
+
+    Args:
+        eps: keeps rows of zero scores from 0 / 0.
+    """
+
+    eps: float = 1e-6
+
+    def dense(self, scores: Tensor, keep: Tensor | None) -> Tensor:
+        x = scores.masked_fill(scores == -math.inf, 0.0)  # e^0 - 1 = 0: hidden keys have no part in the sum
+        if x.shape[-1] == 0:
+            return x
+        # Relative to the largest exponent, so that nothing overflows; expm1 where e^x - 1 would cancel.
+        top = x.detach().amax(-1, keepdim=True).clamp(min=0.0)
+        large = (x - top).exp() - (-top).exp()
+        small = x.clamp(max=1.0).expm1() * (-top).exp()
+        shifted = torch.where(x > 1.0, large, small)
+        return shifted.relu() / (shifted.abs().sum(-1, keepdim=True) + self.eps)
+
+
+# ---------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class BoundEntmax(BlockRule):
     """alpha-entmax with e = alpha - 1: a number, or a tensor that broadcasts to (B, H, Lq, 1)."""
 
-    e: Power
+    e: Power | None
+    """None where the tensor was taken out, to be saved."""
 
     @property
     def keeps_weights(self) -> bool:
         return True
 
-    @property
-    def hidden(self) -> float:
-        return -math.inf
-
     def parameters(self) -> tuple[Tensor | None, ...]:
         return (self.e if isinstance(self.e, Tensor) else None,)
 
+    def with_parameters(self, values: Sequence[Tensor | None]) -> Self:
+        return self if isinstance(self.e, float) else replace(self, e=values[0])
+
     def dense(self, scores: Tensor, keep: Tensor | None) -> Tensor:
+        assert self.e is not None
         return entmax_weights(scores, self.e)
 
     def weights(self, scores: Tensor, values: list[Power | None], out: Tensor, workspace: Workspace) -> None:
@@ -94,26 +225,33 @@ class EntmaxRule:
 
 
 @dataclass(frozen=True)
-class ActivationRule:
-    """Elementwise weights activation(score + bias) * scale: no row sum, so rows may be null.
+class BoundSoftmax(BoundEntmax):
+    """Entmax with e = 0 that torch's own attention may compute."""
 
-    `bias` is a number; `scale`, if any, is a tensor per query, (B or 1, H or 1, Lq, 1), without a gradient.
-    """
 
-    activation: str
-    bias: float = 0.0
-    scale: Tensor | None = None
+@dataclass(frozen=True)
+class BoundActivation(BlockRule):
+    """Elementwise weights activation(score + bias) * scale: no row sum, so rows may be null."""
+
+    name: str
+    bias: float
+    slope: float
+    scale: Tensor | None
+    """Per query, (B or 1, H or 1, Lq, 1), without a gradient."""
 
     @property
     def keeps_weights(self) -> bool:
-        return self.activation == "relu"  # its slope can be read off the weights
+        return self.name == "relu"  # its slope can be read off the weights
 
     @property
     def hidden(self) -> float:
-        return -math.inf if self.activation in ("relu", "squared_relu", "sigmoid") else 0.0
+        return -math.inf if self.name in ("relu", "squared_relu", "sigmoid") else 0.0
 
     def parameters(self) -> tuple[Tensor | None, ...]:
         return (self.scale,)
+
+    def with_parameters(self, values: Sequence[Tensor | None]) -> Self:
+        return self if values[0] is self.scale else replace(self, scale=values[0])
 
     def dense(self, scores: Tensor, keep: Tensor | None) -> Tensor:
         weights = self._activate(scores + self.bias)
@@ -123,7 +261,7 @@ class ActivationRule:
 
     def weights(self, scores: Tensor, values: list[Power | None], out: Tensor, workspace: Workspace) -> None:
         x = scores + self.bias if self.bias else scores
-        if self.activation == "relu":
+        if self.name == "relu":
             torch.clamp(x, min=0.0, out=out)
         else:
             out.copy_(self._activate(x))
@@ -133,23 +271,23 @@ class ActivationRule:
     def backward(
         self, scores: Tensor, weights: Tensor, grad: Tensor, values: list[Power | None], wanted: list[bool], out: Tensor
     ) -> list[Tensor | None]:
-        if self.activation == "relu":
+        if self.name == "relu":
             torch.gt(weights, 0.0, out=out)
         else:
-            out.copy_(self._slope(scores.add_(self.bias) if self.bias else scores))
+            out.copy_(self._derivative(scores.add_(self.bias) if self.bias else scores))
         out.mul_(grad)
         if values[0] is not None:
             out.mul_(values[0])
         return [None]
 
     def _activate(self, x: Tensor) -> Tensor:
-        match self.activation:
+        match self.name:
             case "relu":
                 return x.relu()
             case "squared_relu":
                 return x.relu().square()
             case "leaky_relu":
-                return F.leaky_relu(x)
+                return F.leaky_relu(x, self.slope)
             case "gelu":
                 return F.gelu(x)
             case "sigmoid":
@@ -157,12 +295,12 @@ class ActivationRule:
             case _:
                 return x.clone()
 
-    def _slope(self, x: Tensor) -> Tensor:
-        match self.activation:
+    def _derivative(self, x: Tensor) -> Tensor:
+        match self.name:
             case "squared_relu":
                 return x.relu().mul_(2.0)
             case "leaky_relu":
-                return torch.gt(x, 0.0, out=torch.empty_like(x)).mul_(0.99).add_(0.01)
+                return torch.gt(x, 0.0, out=torch.empty_like(x)).mul_(1.0 - self.slope).add_(self.slope)
             case "gelu":
                 density = (x.square() * -0.5).exp_().mul_(x / math.sqrt(2.0 * math.pi))
                 return torch.erf(x * math.sqrt(0.5)).add_(1.0).mul_(0.5).add_(density)

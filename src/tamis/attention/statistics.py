@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, fields
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from tamis.attention.blocks import Block
 from tamis.attention.masks import Visibility
-from tamis.attention.reference import Block
 
 
 @dataclass(frozen=True)
@@ -114,6 +115,26 @@ class SparseWeights(NamedTuple):
         dense[rows, self.col] = self.val
         return dense.view(self.shape)
 
+    def to_torch(self) -> Tensor:
+        """The weights as a tensor in torch's layout of compressed rows, (B * H * Lq, Lk)."""
+        return torch.sparse_csr_tensor(self.crow, self.col, self.val, (self.crow.numel() - 1, self.shape[3]))
+
+    def to_scipy(self) -> Any:
+        """The weights as a `scipy.sparse.csr_array`, (B * H * Lq, Lk); half precision becomes fp32, scipy has none."""
+        try:
+            from scipy.sparse import csr_array
+        except ImportError as error:
+            raise ImportError("to_scipy needs scipy: pip install scipy") from error
+        val = self.val.detach().cpu()
+        val = val.float() if val.dtype in (torch.float16, torch.bfloat16) else val
+        parts = (val.numpy(), self.col.cpu().numpy(), self.crow.cpu().numpy())
+        return csr_array(parts, shape=(self.crow.numel() - 1, self.shape[3]))
+
+    def __repr__(self) -> str:
+        count, places = self.val.numel(), math.prod(self.shape)
+        share = f" of {places}" + (f" ({count / places:.2%})" if places else "")
+        return f"SparseWeights(shape={self.shape}, {count}{share} non-zero, {self.val.dtype}, {self.val.device})"
+
 
 class SparseObserver:
     """Collects the non-zeros of blocks and puts them into the order of (B, H, Lq)."""
@@ -135,7 +156,19 @@ class SparseObserver:
     def result(self) -> SparseWeights:
         rows, cols, vals = torch.cat(self.rows), torch.cat(self.cols), torch.cat(self.vals)
         order = torch.argsort(rows, stable=True)
-        count = self.shape[0] * self.shape[1] * self.shape[2]
-        crow = torch.zeros(count + 1, dtype=torch.long, device=rows.device)
-        crow[1:] = torch.bincount(rows, minlength=count).cumsum(0)
-        return SparseWeights(crow, cols[order], vals[order], self.shape)
+        return _compressed(rows, cols[order], vals[order], self.shape)
+
+
+def sparse_weights(weights: Tensor) -> SparseWeights:
+    """The non-zeros of all weights (B, H, Lq, Lk)."""
+    batch, heads, queries, keys = weights.shape
+    flat = weights.reshape(batch * heads * queries, keys)
+    rows, cols = flat.nonzero(as_tuple=True)
+    return _compressed(rows, cols, flat[rows, cols], (batch, heads, queries, keys))
+
+
+def _compressed(rows: Tensor, cols: Tensor, vals: Tensor, shape: tuple[int, int, int, int]) -> SparseWeights:
+    count = shape[0] * shape[1] * shape[2]
+    crow = torch.zeros(count + 1, dtype=torch.long, device=rows.device)
+    crow[1:] = torch.bincount(rows, minlength=count).cumsum(0)
+    return SparseWeights(crow, cols, vals, shape)

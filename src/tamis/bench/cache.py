@@ -24,6 +24,7 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from tamis import functional
+from tamis.attention.rules import Activation, Entmax, Rule
 from tamis.bench.kernels import graph_time
 from tamis.bench.timing import event_times, kernel_times, machine, reason, save
 from tamis.models.causal_lm import CausalLM, CausalLMConfig
@@ -33,11 +34,11 @@ SUPPORT = 0.02
 DENSE = {"sdpa flash": SDPBackend.FLASH_ATTENTION, "sdpa cudnn": SDPBackend.CUDNN_ATTENTION}
 UNUSED_BACKEND = ".*(kernel not used because|has been runtime disabled|fused kernels require)"
 """How torch warns of a backend that cannot take a call, which is told by an error too."""
-OURS: dict[str, dict[str, Any]] = {
-    "alpha 1.5": {"alpha": 1.5},
-    "alpha 2": {"alpha": 2.0},
-    "alpha 1.3": {"alpha": 1.3},
-    "relu": {"activation": "relu"},
+OURS: dict[str, Rule] = {
+    "alpha 1.5": Entmax(1.5),
+    "alpha 2": Entmax(2.0),
+    "alpha 1.3": Entmax(1.3),
+    "relu": Activation("relu"),
 }
 MODEL = CausalLMConfig(
     vocab_size=32000, embed_dim=1024, num_heads=16, num_kv_heads=4, ffn_dim=4096, num_layers=12, position="rope"
@@ -137,21 +138,21 @@ class Cache:
 
     def support(self) -> float:
         """The share of weights at alpha 1.5 that are not zero."""
-        return (self._weights(alpha=1.5) > 0.0).double().mean().item()
+        return (self._weights(Entmax(1.5)) > 0.0).double().mean().item()
 
-    def _weights(self, **rule: Any) -> Tensor:
+    def _weights(self, rule: Rule) -> Tensor:
         """In fp64, those of the first sequence and the heads of its first key head."""
         group = HEADS // KEY_HEADS
         query, key = self.query[:1, :group].double(), self.key[:1, :1].double()
-        return functional.attention_weights(query, key, enable_gqa=True, **rule)
+        return functional.attention_weights(query, key, enable_gqa=True, rule=rule)
 
     def errors(self) -> dict[str, float]:
         """Relative errors of the outputs; refuses what is not right."""
         group, found = HEADS // KEY_HEADS, {}
         calls = self.ours()
-        rules = {**OURS, "learned alpha": {"alpha": self.alphas[:group].double()}, "pages": OURS["alpha 1.5"]}
+        rules = {**OURS, "learned alpha": Entmax(self.alphas[:group].double()), "pages": OURS["alpha 1.5"]}
         for name, rule in rules.items():
-            exact = self._weights(**rule) @ self.value[:1, :1].double()
+            exact = self._weights(rule) @ self.value[:1, :1].double()
             ours = calls[name]()[:1, :group].double()
             found[name] = ((ours - exact).norm() / exact.norm()).item()
             if not found[name] < 5e-3:
@@ -182,11 +183,9 @@ class Cache:
 
     def ours(self) -> dict[str, Callable[[], Tensor]]:
         calls: dict[str, Callable[[], Tensor]] = {}
-        for name, rule in {**OURS, "learned alpha": {"alpha": self.alphas}}.items():
-            attention = functional.relu_attention if "activation" in rule else functional.entmax_attention
-            calls[name] = partial(
-                attention, self.query, self.key, self.value, enable_gqa=True, backend="triton", **rule
-            )
+        ours = partial(functional.attention, self.query, self.key, self.value, enable_gqa=True, backend="triton")
+        for name, rule in {**OURS, "learned alpha": Entmax(self.alphas)}.items():
+            calls[name] = partial(ours, rule=rule)
         slopes = 2.0 ** -torch.linspace(0.5, 8.0, HEADS, device=self.query.device)
         key, value, table = self._pages()
         norms = key.float().norm(dim=-1).amax(1)

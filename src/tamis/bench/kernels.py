@@ -21,6 +21,7 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from tamis import functional
+from tamis.attention.rules import Activation, Entmax, Rule
 from tamis.bench.timing import event_times, machine, save
 
 HEADS, HEAD_DIM, TOKENS = 8, 64, 8192
@@ -122,10 +123,7 @@ class _Case:
     def _ours(self, name: str, **options: Any) -> Tensor:
         inputs = (self.query, self.key, self.value)
         options = {"is_causal": self.causal, "backend": "triton", **options}
-        if name == "relu":
-            return functional.relu_attention(*inputs, **options)
-        alpha: float | Tensor = self.alphas if name == "learned alpha" else float(name.removeprefix("alpha "))
-        return functional.entmax_attention(*inputs, alpha=alpha, **options)
+        return functional.attention(*inputs, rule=_rule(name, self.alphas), **options)
 
     def _leaves(self, name: str) -> tuple[Tensor, ...]:
         alphas = (self.alphas,) if name == "learned alpha" else ()
@@ -184,17 +182,19 @@ class _Case:
         q, k, v = (x[:2].detach().double() for x in (self.query, self.key, self.value))
         errors = {}
         for name in OURS:
-            rule: dict[str, Any] = {"activation": "relu"} if name == "relu" else {}
-            if name == "learned alpha":
-                rule["alpha"] = self.alphas.detach().double()
-            elif name != "relu":
-                rule["alpha"] = float(name.removeprefix("alpha "))
-            exact = functional.attention_weights(q, k, is_causal=self.causal, **rule) @ v
+            rule = _rule(name, self.alphas.detach().double())
+            exact = functional.attention_weights(q, k, is_causal=self.causal, rule=rule) @ v
             ours = self._ours(name)[:2].detach().double()
             errors[name] = ((ours - exact).norm() / exact.norm()).item()
             if not errors[name] < 5e-3:
                 raise RuntimeError(f"{name} at length {self.length}, {self.shape}: off by {errors[name]:g}")
         return errors
+
+
+def _rule(name: str, alphas: Tensor) -> Rule:
+    if name == "relu":
+        return Activation("relu")
+    return Entmax(alphas if name == "learned alpha" else float(name.removeprefix("alpha ")))
 
 
 def graph_time(call: Callable[[], object], replays: int = 20) -> float:

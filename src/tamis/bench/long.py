@@ -22,6 +22,7 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from tamis import functional
+from tamis.attention.rules import Entmax, Rule
 from tamis.bench.timing import machine, save
 
 HEADS, RUN = 16, 64
@@ -145,14 +146,12 @@ class Inputs:
         with sdpa_kernel(backend):
             return F.scaled_dot_product_attention(self.query, self.key, self.value, is_causal=self.case.causal)
 
-    def _settings(self, name: str) -> dict[str, Any]:
-        return {"alpha": self.alphas if name == "learned alpha" else 1.5}
+    def _rule(self, name: str) -> Rule:
+        return Entmax(self.alphas if name == "learned alpha" else 1.5)
 
     def _ours(self, name: str) -> Tensor:
-        settings = self._settings(name)
-        attention = functional.relu_attention if "activation" in settings else functional.entmax_attention
-        options = {"is_causal": self.case.causal, "alibi_slopes": self.slopes, **settings}
-        return attention(self.query, self.key, self.value, backend="triton", **options)
+        options: dict[str, Any] = {"is_causal": self.case.causal, "alibi_slopes": self.slopes, "backend": "triton"}
+        return functional.attention(self.query, self.key, self.value, rule=self._rule(name), **options)
 
     def _time(self, call: Callable[[], Tensor], extra: tuple[Tensor, ...] = ()) -> dict[str, Any]:
         leaves = (self.query, self.key, self.value, *extra)
@@ -178,8 +177,8 @@ class Inputs:
     @torch.no_grad()
     def _sparsity(self) -> dict[str, Any]:
         """Shares of tiles and of weights that are not zero in the first of ours, and errors in the last outputs."""
-        from tamis.kernels import launch
-        from tamis.kernels.arguments import Arguments
+        from tamis.kernels.attention import launch
+        from tamis.kernels.attention.arguments import Arguments
 
         scale, right = self.case.dim**-0.5, 0 if self.case.causal else -1
         tensors: list[Any] = [self.query, self.key, self.value, *[None] * 4, self.slopes, *[None] * 5]
@@ -193,11 +192,9 @@ class Inputs:
         slopes = None if self.slopes is None else self.slopes[:2].double()
         shares, errors = {}, {}
         for name in self.ours:
-            settings: dict[str, Any] = self._settings(name)
-            if name == "learned alpha":
-                settings = {"alpha": self.alphas[:2].double()}
+            rule = Entmax(self.alphas[:2].double()) if name == "learned alpha" else self._rule(name)
             weights = functional.attention_weights(
-                query[:, :, last], key, is_causal=self.case.causal, alibi_slopes=slopes, **settings
+                query[:, :, last], key, is_causal=self.case.causal, alibi_slopes=slopes, rule=rule
             )
             exact = weights @ value
             ours = self._ours(name)[:1, :2, last].double()

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from tamis.bench.kernels import graph_time
 from tamis.bench.timing import machine, save
-from tamis.kernels import norm_ops
+from tamis.kernels.rela_norm import ops
 from tamis.mechanisms.rela import EPSILON, ReLANorm, plain_norm
 
 CASES = [(tokens, channels) for tokens in (65536, 8192) for channels in (512, 1024, 2048)]
@@ -50,7 +50,7 @@ def row(tokens: int, channels: int, device: str = "cuda") -> dict[str, Any]:
     torch.compiler.reset()  # one shape is compiled after the other
     compiled = torch.compile(plain_norm)
     calls: dict[str, Callable[[], Tensor]] = {
-        "tamis": lambda: norm_ops.rela_norm(*leaves, EPSILON, plain_norm),
+        "tamis": lambda: ops.rela_norm(*leaves, EPSILON, plain_norm),
         "plain": lambda: plain_norm(*leaves),
         "compiled": lambda: compiled(*leaves),
         "rms_norm": lambda: F.rms_norm(z, (channels,), gain.to(z.dtype), EPSILON),

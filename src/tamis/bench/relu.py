@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 from torch.nn.attention.flex_attention import AuxRequest, BlockMask, create_block_mask, flex_attention
 
+from tamis.attention.rules import Activation, Rule
 from tamis.bench.long import RUN, Case, Inputs
 from tamis.bench.long import run as run_long
 
@@ -53,8 +54,8 @@ class ReluInputs(Inputs):
             self.query[..., -1] = (OFFSET * case.dim**0.5) ** 0.5
             self.key[..., -1] = -self.query[..., -1]
 
-    def _settings(self, name: str) -> dict[str, Any]:
-        return {"activation": name.replace(" ", "_")}
+    def _rule(self, name: str) -> Rule:
+        return Activation(name.replace(" ", "_"))
 
     @staticmethod
     def has_peers(case: Case) -> bool:

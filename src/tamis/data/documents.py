@@ -16,7 +16,6 @@ from typing import Any, ClassVar, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from tamis.data.files import check_file
 from tamis.data.indexed import Ids, IndexedCorpus, Report, Writer, build_split
 from tamis.data.text import (
     BadLine,
@@ -28,6 +27,7 @@ from tamis.data.text import (
     unpacked_suffix,
 )
 from tamis.data.vocabulary import Vocabulary
+from tamis.files import check_file
 
 DIVISIONS = ("file", "blank", "line")
 START = "start:"
@@ -200,10 +200,6 @@ class DocumentCorpus(IndexedCorpus):
     def lengths(self) -> npt.NDArray[np.int64]:
         """Of the documents, in subwords."""
         return np.diff(self._offsets)
-
-    @property
-    def largest_id(self) -> int:
-        return int(self._tokens.max())
 
     def __getitem__(self, index: int) -> npt.NDArray[Any]:
         start = self._first_piece(index)

@@ -14,6 +14,7 @@ import os
 import re
 import shutil
 import tempfile
+import zlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
@@ -23,7 +24,7 @@ from typing import Any, ClassVar, Self
 import numpy as np
 import numpy.typing as npt
 
-from tamis.data.files import flush, flush_folder, replacing
+from tamis.files import BLOCK, checksums, flush, flush_folder, write_json
 
 VERSION = 1
 PARTS = ("tokens", "offsets", "lines")
@@ -103,7 +104,12 @@ class Writer:
             self.items: self.kept,
             "dtype": self.dtype.str,
             "files": {
-                name: {"bytes": self.parts[name].size, "sha256": self.parts[name].hash.hexdigest()} for name in PARTS
+                name: {
+                    "bytes": self.parts[name].size,
+                    "sha256": self.parts[name].hash.hexdigest(),
+                    "crc32": self.parts[name].checksums(),
+                }
+                for name in PARTS
             },
             "report": report.to_dict(),
         }
@@ -111,17 +117,30 @@ class Writer:
 
 
 class _Part:
-    """A file that knows its size and hash."""
+    """A file that knows its size, its hash and the checksums of its blocks."""
 
     def __init__(self, path: Path) -> None:
         self.file = path.open("wb")
         self.size = 0
         self.hash = hashlib.sha256()
+        self._full: list[int] = []
+        self._last = 0
 
     def write(self, data: bytes) -> None:
         self.file.write(data)
         self.hash.update(data)
-        self.size += len(data)
+        view = memoryview(data)
+        while view:
+            part = view[: BLOCK - self.size % BLOCK]
+            self._last = zlib.crc32(part, self._last)
+            self.size += len(part)
+            if self.size % BLOCK == 0:
+                self._full.append(self._last)
+                self._last = 0
+            view = view[len(part) :]
+
+    def checksums(self) -> list[int]:
+        return [*self._full, self._last] if self.size % BLOCK else self._full
 
 
 def build_split(
@@ -164,8 +183,7 @@ def _put_in_place(scratch: Path, folder: Path, split: str, header: dict[str, Any
     for name in (*PARTS, "skipped.tsv"):
         os.replace(scratch / name, folder / f"{split}.{name}")
     flush_folder(folder)
-    with replacing(folder / f"{split}.json") as file:
-        file.write((json.dumps(header, indent=2) + "\n").encode())
+    write_json(folder / f"{split}.json", header, indent=2)
 
 
 class IndexedCorpus:
@@ -192,7 +210,7 @@ class IndexedCorpus:
 
     @classmethod
     def open(cls, folder: str | Path, split: str) -> Self:
-        """Open what was built.  The sizes of its files are checked; `verify` checks every byte."""
+        """Open what was built.  Sizes and offsets are checked; `verify` checks every byte, and so does a run first."""
         folder = Path(folder)
         path = folder / f"{split}.json"
         if not path.is_file():
@@ -216,12 +234,16 @@ class IndexedCorpus:
         return hashlib.sha256("".join((*self._fingerprints, *parts)).encode()).hexdigest()
 
     def verify(self) -> None:
-        """Read every file whole and compare it with the hash that was taken when it was written."""
+        """Read every file whole and compare it with the checksums that were taken when it was written."""
         for name, described in self._files.items():
             path = self.folder / f"{self.split}.{name}"
-            with path.open("rb") as file:
-                if hashlib.file_digest(file, "sha256").hexdigest() != described["sha256"]:
-                    raise ValueError(f"{path} is not as it was written: build the corpus again")
+            if "crc32" in described:
+                whole = checksums(path) == described["crc32"]
+            else:  # before there were checksums of blocks
+                with path.open("rb") as file:
+                    whole = hashlib.file_digest(file, "sha256").hexdigest() == described["sha256"]
+            if not whole:
+                raise ValueError(f"{path} is not as it was written: build the corpus again")
 
     def check_fingerprints(self, *fingerprints: str) -> None:
         """Raise unless the corpus was encoded with the vocabularies that have these."""

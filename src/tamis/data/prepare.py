@@ -10,8 +10,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
-import numpy as np
-
 from tamis.data.corpus import Limits, ParallelCorpus, build_corpus
 from tamis.data.documents import (
     ELSEWHERE,
@@ -21,17 +19,15 @@ from tamis.data.documents import (
     read_documents,
     text_files,
 )
-from tamis.data.files import check_file, replacing
-from tamis.data.indexed import Report
+from tamis.data.indexed import IndexedCorpus, Report
 from tamis.data.text import BadLine, Pair, read_pairs
 from tamis.data.vocabulary import Vocabulary, load_vocabularies, save_vocabularies
-from tamis.mechanisms.checks import choose
-from tamis.models.pretrained import Config, at_least, booleans, numbers, optional_strings, shares, strings
+from tamis.files import check_file, write_json
+from tamis.settings import Config, at_least, booleans, choose, numbers, optional_strings, shares, strings
 
 PREPARED = "prepared.json"
 LOCK = ".prepare.lock"
 """Not the lock of a run: a run may keep its data in its own folder, and prepares them while it holds that."""
-CHUNK = 1 << 16  # pairs whose ids are looked at together
 Say = Callable[[str], None]
 P = TypeVar("P", bound="_Prepared")
 
@@ -157,14 +153,6 @@ class Prepared:
         corpus.check_vocabularies(self.source_vocabulary, self.target_vocabulary)
         return corpus
 
-    def largest_ids(self, split: str) -> Iterator[tuple[int, Vocabulary]]:
-        """Of parts of a split, each with the vocabulary that has to know it."""
-        corpus = self.corpus(split)
-        for start in range(0, len(corpus), CHUNK):
-            indices = np.arange(start, min(start + CHUNK, len(corpus)))
-            yield corpus.sources(indices).max(), self.source_vocabulary
-            yield corpus.targets(indices).max(), self.target_vocabulary
-
 
 @dataclass(frozen=True)
 class PreparedText:
@@ -179,12 +167,9 @@ class PreparedText:
         corpus.check_fingerprints(self.vocabulary.fingerprint)
         return corpus
 
-    def largest_ids(self, split: str) -> Iterator[tuple[int, Vocabulary]]:
-        yield self.corpus(split).largest_id, self.vocabulary
-
 
 class _Prepared(Protocol):
-    def largest_ids(self, split: str) -> Iterator[tuple[int, Vocabulary]]: ...
+    def corpus(self, split: str) -> IndexedCorpus: ...
 
 
 def prepare(data: DataConfig, vocabulary: VocabularyConfig, folder: Path, say: Say = print) -> Prepared:
@@ -251,8 +236,7 @@ def _built_once(
         if _find(folder, wanted, opened, say=lambda text: None) is None:  # nobody else has built it meanwhile
             (folder / PREPARED).unlink(missing_ok=True)  # from here on it is not what it says
             build()
-            with replacing(folder / PREPARED) as file:
-                file.write((json.dumps(wanted, indent=1) + "\n").encode())
+            write_json(folder / PREPARED, wanted, indent=1)
         return opened()
 
 
@@ -266,18 +250,11 @@ def _find(folder: Path, wanted: dict[str, Any], opened: Callable[[], P], say: Sa
     try:
         prepared = opened()
         for split in ("train", "valid"):
-            _check_ids(prepared, split)
+            prepared.corpus(split).verify()
     except (OSError, ValueError) as error:
         say(f"{folder} is damaged and is built again: {error}")
         return None
     return prepared
-
-
-def _check_ids(prepared: _Prepared, split: str) -> None:
-    """Raise unless every id has a row in the embedding: an index beyond it ends a CUDA process."""
-    for largest, vocabulary in prepared.largest_ids(split):
-        if largest >= len(vocabulary):
-            raise ValueError(f"{split} holds the id {largest}, of a vocabulary of {len(vocabulary)}")
 
 
 def _check_files(data: DataConfig, vocabulary: VocabularyConfig) -> None:

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
 
-from tamis.data.files import PACKED, check_file, open_binary
+from tamis.files import PACKED, check_file, open_binary
 
 if TYPE_CHECKING:
     from tamis.data.grammar import Example

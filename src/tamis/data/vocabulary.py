@@ -15,8 +15,8 @@ import numpy as np
 import numpy.typing as npt
 import sentencepiece
 
-from tamis.data.files import open_binary, replacing
 from tamis.data.text import LONGEST_LINE
+from tamis.files import check_sealed, open_binary, replacing
 
 _log = logging.getLogger("tamis")
 
@@ -242,6 +242,7 @@ def save_vocabularies(folder: Path, source: Vocabulary, target: Vocabulary) -> N
 
 def load_vocabularies(folder: Path) -> tuple[Vocabulary, Vocabulary]:
     """What `save_vocabularies` wrote."""
+    check_sealed(folder, SHARED, SOURCE, TARGET)
     if (folder / SHARED).is_file():
         shared = Vocabulary.load(folder / SHARED)
         return shared, shared

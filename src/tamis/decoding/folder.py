@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 from tamis.decoding.settings import DecodingConfig
+from tamis.files import check_sealed, standing
 
 DECODING = "decoding.json"
 
@@ -14,8 +15,8 @@ def model_folder(path: Path) -> Path:
     """That of a run, or the folder itself."""
     if not path.is_dir():
         raise FileNotFoundError(f"there is no folder {path}")
-    if (path / "model").is_dir():
-        return path / "model"
+    if (model := standing(path / "model")).is_dir():
+        return model
     if (path / "config.toml").is_file():
         raise FileNotFoundError(f"{path} is a run without a model/: has it been trained to its end?")
     return path
@@ -30,6 +31,7 @@ def load_decoding(folder: Path) -> DecodingConfig:
     path = folder / DECODING
     if not path.is_file():
         return DecodingConfig()
+    check_sealed(folder, DECODING)
     try:
         values = json.loads(path.read_text(encoding="utf-8"))
         if not isinstance(values, dict):

@@ -15,9 +15,10 @@ from tamis.decoding.folder import load_decoding, model_folder, save_decoding
 from tamis.decoding.reading import read
 from tamis.decoding.sampling import draw_tokens, random_numbers, token_probabilities
 from tamis.decoding.settings import DecodingConfig
+from tamis.files import seal
 from tamis.models.causal_lm import CausalLM
-from tamis.models.pretrained import choose_device
 from tamis.nn.modes import evaluating
+from tamis.settings import choose_device
 
 
 def check_method(config: DecodingConfig) -> DecodingConfig:
@@ -73,6 +74,7 @@ class TextGenerator:
         self.model.save_pretrained(folder)
         save_vocabularies(Path(folder), self.vocabulary, self.vocabulary)
         save_decoding(Path(folder), self.decoding)
+        seal(Path(folder))
 
     @property
     def device(self) -> torch.device:
@@ -100,11 +102,10 @@ class TextGenerator:
     def _continued(self, prompt: str, config: DecodingConfig) -> list[Continuation]:
         ids = [self.vocabulary.bos_id, *self.vocabulary.encode(prompt)]
         limit = config.max_length
-        if self.model.config.position == "learned":  # there are no positions beyond
-            limit = min(limit, self.model.config.max_length - len(ids))
+        if (known := self.model.config.position_limit()) is not None:
+            limit = min(limit, known - len(ids))
             if limit < 1:
-                known = f"{self.model.config.max_length} positions"
-                raise ValueError(f"the model has {known}, and the prompt fills {len(ids)}")
+                raise ValueError(f"the model has {known} positions, and the prompt fills {len(ids)}")
         drawn = self._draw(torch.tensor([ids], device=self.device), limit, config)
         found = []
         for tokens, score in zip(drawn.tokens.tolist(), drawn.scores.tolist(), strict=True):

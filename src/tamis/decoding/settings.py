@@ -5,8 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from tamis.mechanisms.checks import choose
-from tamis.models.pretrained import LARGEST_SEED, Config, at_least, numbers, optional_at_least, shares
+from tamis.settings import LARGEST_SEED, Config, at_least, choose, numbers, optional_at_least, shares
 
 METHODS = ("beam", "greedy", "sample")
 

@@ -145,6 +145,6 @@ def check_ids(model: Seq2Seq, **ids: int) -> None:
 def length_limits(state: DecodingState, config: DecodingConfig) -> Tensor:
     """The most tokens, end included, of each sentence's translation, (B,); at least 1."""
     limits = (state.source_lengths * config.max_ratio + config.max_extra).long().clamp(1, config.max_length)
-    if state.model.config.position == "learned":  # there are no positions beyond
-        limits = limits.clamp(max=state.model.config.max_length)
+    if (known := state.model.config.position_limit()) is not None:
+        limits = limits.clamp(max=known)
     return limits

@@ -15,8 +15,9 @@ from tamis.decoding.folder import load_decoding, model_folder, save_decoding
 from tamis.decoding.sampling import sample
 from tamis.decoding.search import Hypothesis, beam_search, greedy
 from tamis.decoding.settings import DecodingConfig
-from tamis.models.pretrained import choose_device
+from tamis.files import seal
 from tamis.models.seq2seq import Seq2Seq
+from tamis.settings import choose_device
 
 _log = logging.getLogger("tamis")
 
@@ -91,6 +92,7 @@ class Translator:
         self.model.save_pretrained(folder)
         save_vocabularies(folder, self.source_vocabulary, self.target_vocabulary)
         save_decoding(folder, self.decoding)
+        seal(folder)
 
     def __call__(self, sentences: Sequence[str], *, progress: Progress | None = None, **overrides: Any) -> list[str]:
         """The best translation of each sentence.  `overrides` are settings of :class:`DecodingConfig`."""
@@ -185,8 +187,8 @@ class Translator:
         return cut, spans[: len(cut) - 1]
 
     def _cut(self, ids: list[int], limit: int, number: int, eos_id: int) -> list[int]:
-        if self.model.config.position == "learned":  # there are no positions beyond
-            limit = min(limit, self.model.config.max_length)
+        if (known := self.model.config.position_limit()) is not None:
+            limit = min(limit, known)
         if len(ids) >= limit:
             _log.warning("sentence %d has %d subwords: cut to %d", number + 1, len(ids), limit - 1)
         return [*ids[: limit - 1], eos_id]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,8 @@ QUICK = (
     "training.log_every=10",
 )
 """Enough to see that everything works, in seconds."""
+SHOWCASE = "The old man reads a newspaper."
+"""A sentence of words and combinations that the demo's models have learnt."""
 
 
 def run(folder: Path, console: Console, quick: bool = False) -> None:
@@ -65,7 +68,7 @@ def run(folder: Path, console: Console, quick: bool = False) -> None:
         f"{picture}  one sentence through the heads of each model; grey is exactly 0",
         f"{runs['entmax'] / 'metrics.jsonl'}  the alpha of every head over training",
         "recipes/demo.toml  the recipe, to copy and change; docs/training.md says how",
-        f"echo 'The old man reads a book.' | tamis translate {runs['entmax']}",
+        f"echo '{SHOWCASE}' | tamis translate {runs['entmax']}",
     ):
         console.print(f"  {line}", soft_wrap=True)
 
@@ -76,13 +79,14 @@ def _results(runs: dict[str, Path]) -> list[dict[str, Any]]:
     for arm, run in runs.items():
         found: dict[str, Any] = json.loads((run / EVALUATION).read_text())
         heads = found["attention"]["summary"]["all"]
+        best = found["alignment"]["best"]
         last = [record for record in read_journal(run / "metrics.jsonl") if "loss" in record][-1]
         rows.append(
             {
                 "arm": arm,
                 "bleu": found["translation"]["bleu"],
                 "chrf": found["translation"]["chrf"],
-                "aer": found["alignment"]["best"]["aer"],
+                "aer": {"score": best["aer"], "low": best["low"], "high": best["high"]},
                 "density": heads["density"],
                 "diversity": heads["diversity"],
                 "alphas": last["alphas"],
@@ -99,24 +103,34 @@ def _table(rows: list[dict[str, Any]]) -> Table:
     )
     for column in ("", "BLEU", "AER %", "density", "diversity", "alpha", "tokens/s"):
         table.add_column(column, justify="left" if not column else "right", no_wrap=True)
-    for row in rows:
+    bleu, aer = ([row[name] for row in rows] for name in ("bleu", "aer"))
+    for number, row in enumerate(rows):
         alphas = [alpha for site in row["alphas"].values() for alpha in site]
         table.add_row(
             ARMS[row["arm"]],
-            f"{row['bleu']['score']:.1f} +-{(row['bleu']['high'] - row['bleu']['low']) / 2:.1f}",
-            f"{100 * row['aer']:.1f}",
+            _with_interval(bleu, number, more=True),
+            _with_interval([{name: 100 * x for name, x in found.items()} for found in aer], number, more=False),
             f"{row['density']:.3f}",
             f"{row['diversity']:.3f}",
             f"{min(alphas):.2f}..{max(alphas):.2f}" if alphas else "",
             f"{row['tokens_per_second']:,.0f}",
         )
     table.caption = (
-        "BLEU on new combinations of words, with half its 95 % interval\n"
+        "+-: half the 95 % interval over sentences; bold: ahead of all others by more than that\n"
+        "BLEU: on new combinations of words\n"
         "AER: word alignments by the best head or average of heads\n"
         "density: the share of keys that a query gives any weight\n"
         "diversity: how differently heads attend, 0 to 1"
     )
     return table
+
+
+def _with_interval(found: Sequence[Mapping[str, float]], number: int, more: bool) -> str:
+    """A score and half its interval, in bold where it is better than every other by more than both intervals."""
+    mine, others = found[number], [other for place, other in enumerate(found) if place != number]
+    ahead = all(mine["low"] > other["high"] if more else mine["high"] < other["low"] for other in others)
+    text = f"{mine['score']:.1f} +-{(mine['high'] - mine['low']) / 2:.1f}"
+    return f"[bold]{text}[/bold]" if ahead else text
 
 
 def _show_sentences(console: Console, translators: dict[str, Translator], examples: list[Example]) -> None:

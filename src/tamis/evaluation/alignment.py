@@ -26,6 +26,8 @@ from tamis.nn.modes import evaluating
 
 MODES = ("normal", "shifted")
 END = ("drop", "ignore")
+SAMPLES, SEED = 1000, 12345
+"""Resamples of the pairs, for the interval."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -116,6 +118,8 @@ class AlignmentReport:
     """By layer: the step where a word is the output."""
     shifted: tuple[LayerAlignment, ...]
     """By layer: the step where a word is the input."""
+    interval: tuple[float, float]
+    """The middle 95 % of the lowest AER over resamples of the pairs."""
 
     @property
     def best(self) -> Cell:
@@ -131,9 +135,11 @@ class AlignmentReport:
 
     def to_dict(self) -> dict[str, Any]:
         best = self.best
+        low, high = self.interval
+        place = {"mode": best.mode, "layer": best.layer, "head": best.head}
         return {
             "pairs": self.pairs,
-            "best": {"mode": best.mode, "layer": best.layer, "head": best.head, **best.score.to_dict()},
+            "best": {**place, **best.score.to_dict(), "low": low, "high": high},
             **{mode: [layer.to_dict() for layer in getattr(self, mode)] for mode in MODES},
         }
 
@@ -172,14 +178,12 @@ def attention_alignment(
     if not gold:
         raise ValueError("there is no gold pair to align")
     sentences = [_Sentence.of(pair, source_vocabulary, target_vocabulary) for pair in gold]
-    shape = (len(MODES), model.config.decoder_layers, model.config.num_heads + 1)
-    counts = torch.zeros(4, *shape, dtype=torch.long)
+    counts = []
     with evaluating(model):
         for batch in _batches(sentences, batch_tokens):
             found = _aligned(model, batch, source_vocabulary, target_vocabulary, end)
-            for sentence, index in zip(batch, found, strict=True):
-                counts += sentence.counts(index)
-    return _report(len(gold), counts)
+            counts += [sentence.counts(index) for sentence, index in zip(batch, found, strict=True)]
+    return _report(torch.stack(counts))
 
 
 class _Sentence(NamedTuple):
@@ -284,13 +288,26 @@ def _table(links: Iterable[Link], shape: tuple[int, int]) -> Tensor:
     return table
 
 
-def _report(pairs: int, counts: Tensor) -> AlignmentReport:
-    """From counts (4, modes, layers, heads + 1)."""
+def _report(counts: Tensor) -> AlignmentReport:
+    """From counts (pairs, 4, modes, layers, heads + 1)."""
     by_mode = {}
     for number, mode in enumerate(MODES):
         layers = []
-        for layer in counts[:, number].unbind(1):
+        for layer in counts.sum(0)[:, number].unbind(1):
             *heads, average = (AlignmentScore.from_counts(*cell) for cell in layer.T.tolist())
             layers.append(LayerAlignment(heads=tuple(heads), average=average))
         by_mode[mode] = tuple(layers)
-    return AlignmentReport(pairs=pairs, normal=by_mode["normal"], shifted=by_mode["shifted"])
+    return AlignmentReport(
+        pairs=len(counts), normal=by_mode["normal"], shifted=by_mode["shifted"], interval=_interval(counts)
+    )
+
+
+def _interval(counts: Tensor) -> tuple[float, float]:
+    """The middle 95 % of the lowest AER, chosen anew in every resample of the pairs."""
+    pairs = len(counts)
+    drawn = torch.randint(pairs, (SAMPLES, pairs), generator=torch.Generator().manual_seed(SEED))
+    times = torch.zeros(SAMPLES, pairs).scatter_add_(1, drawn, torch.ones(SAMPLES, pairs))
+    links, sure, hit_sure, hit_possible = (times @ counts.flatten(2).transpose(0, 1).float()).unbind()
+    lowest = (1.0 - (hit_sure + hit_possible) / (links + sure).clamp(min=1.0)).amin(-1)
+    low, high = lowest.quantile(torch.tensor([0.025, 0.975])).tolist()
+    return low, high

@@ -27,15 +27,15 @@ from torch import Tensor
 from tamis.analysis.heads import normalised_entropy_sums, support_sums
 from tamis.analysis.rows import Rows, ratio
 from tamis.analysis.sites import attention_sites
-from tamis.data.files import replacing
 from tamis.decoding.reading import read
+from tamis.files import write_json
 from tamis.functional import attention_scores
-from tamis.mechanisms import ASEntmaxAttention, EntmaxAttention, Mechanism
-from tamis.mechanisms.registry import read_spec
+from tamis.mechanisms import Mechanism
+from tamis.mechanisms.registry import read_mechanism
 from tamis.models.causal_lm import CausalLM
-from tamis.models.pretrained import LARGEST_SEED, Config, at_least
 from tamis.nn.modes import evaluating
 from tamis.report.plots import COLOURS, check_figure
+from tamis.settings import LARGEST_SEED, Config, at_least, describe_spec
 
 DISPERSION = "dispersion.json"
 
@@ -154,34 +154,25 @@ def _looking(parts: list[_Part]) -> Callable[..., None]:
         hidden, slopes = kwargs["hidden"], kwargs.get("alibi_slopes")
         options = {name: value for name, value in kwargs.items() if name not in ("hidden", "dropout_p", "page_norms")}
         weights = mechanism.weights(query, key, hidden=hidden, **options)
-        scores, visible, alpha = _unbiased(mechanism, query, key, hidden, {**options, "alibi_slopes": None})
+        scaled, rule = mechanism.resolve(query, key, hidden, options)
+        scores, visible = attention_scores(scaled, key, **{**options, "alibi_slopes": None})
         rows = Rows.of(weights, visible)
         slopes = torch.zeros(query.shape[1], device=query.device) if slopes is None else slopes
         places = torch.arange(weights.shape[3], device=query.device)
         distances = places[-weights.shape[2] :, None] - places  # (Lq, Lk)
         reach = torch.where(weights != 0.0, distances, 0).amax(-1)
-        horizon = _horizon(scores.double(), visible, slopes.double(), alpha)
+        horizon = _horizon(scores.double(), visible, slopes.double(), rule.margin())
         parts.append(_Part(normalised_entropy_sums(rows), support_sums(rows), slopes, reach, horizon))
 
     return hook
 
 
-def _unbiased(
-    mechanism: Mechanism, query: Tensor, key: Tensor, hidden: Tensor, options: dict[str, Any]
-) -> tuple[Tensor, Tensor, float | Tensor]:
-    """Scores before the bias, what is visible, and alpha; 1 for all but entmax, as it is what knows a horizon."""
-    alpha: float | Tensor = 1.0
-    if isinstance(mechanism, EntmaxAttention | ASEntmaxAttention):
-        query, settings = mechanism._scaled(query, key, hidden, options)
-        alpha = settings["alpha"]
-    scores, visible = attention_scores(query, key, **options)
-    return scores, visible, alpha
-
-
-def _horizon(scores: Tensor, visible: Tensor, slopes: Tensor, alpha: float | Tensor) -> Tensor:
+def _horizon(scores: Tensor, visible: Tensor, slopes: Tensor, margin: float | Tensor | None) -> Tensor:
     """The last distance at which each row (B, H, Lq) can have a weight; inf where there is no bound."""
     width = scores.masked_fill(~visible, -math.inf).amax(-1) - scores.masked_fill(~visible, math.inf).amin(-1)
-    slack = 1.0 / (torch.as_tensor(alpha, dtype=scores.dtype, device=scores.device).reshape(-1, 1) - 1.0)
+    slack = torch.as_tensor(math.inf if margin is None else margin, dtype=scores.dtype, device=scores.device).reshape(
+        -1, 1
+    )
     return ((width + slack) / slopes[:, None]).ceil() - 1.0
 
 
@@ -232,12 +223,11 @@ def write_dispersion(
     `kind` says what the texts are: only runs on the same are drawn together.
     """
     device = next(model.parameters()).device
-    mechanism, settings = read_spec(model.config.mechanism)
     result: dict[str, Any] = {
         "name": name,
         "kind": kind,
-        "mechanism": " ".join([mechanism, *(f"{key}={value}" for key, value in settings.items())]),
-        "position": model.config.position,
+        "mechanism": describe_spec(*read_mechanism(model.config.mechanism)),
+        "position": model.config.describe_position(),
         "dispersion": config.to_dict(),
         "device": str(device),
         "lengths": [],
@@ -247,8 +237,7 @@ def write_dispersion(
         found = measure_dispersion(model, texts(length).to(device).split(1), length, config.queries)
         say(found.describe())
         result["lengths"].append(found.to_dict())
-        with replacing(folder / DISPERSION) as file:
-            file.write((json.dumps(result, indent=1) + "\n").encode())
+        write_json(folder / DISPERSION, result, indent=1)
     return result
 
 

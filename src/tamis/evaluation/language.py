@@ -33,9 +33,9 @@ from tamis.decoding.reading import AT_A_TIME, read
 from tamis.evaluation.likelihood import Likelihood, LikelihoodMeter
 from tamis.functional import entmax
 from tamis.models.causal_lm import CausalLM
-from tamis.models.pretrained import LARGEST_SEED, Config, at_least, booleans, shares
 from tamis.nn.modes import evaluating
 from tamis.report.plots import COLOURS, check_figure
+from tamis.settings import LARGEST_SEED, Config, at_least, booleans, shares
 
 FIRST_BUCKET = 64
 """Places of the first bucket; each ends where the one before did, times two."""

@@ -20,9 +20,9 @@ from torch import Tensor
 
 from tamis.data.tasks import SequenceTask, stream
 from tamis.models.causal_lm import CausalLM
-from tamis.models.pretrained import LARGEST_SEED, Config, at_least, numbers
 from tamis.nn.modes import evaluating
 from tamis.report.plots import COLOURS, check_figure
+from tamis.settings import LARGEST_SEED, Config, at_least, numbers
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,10 +7,13 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from tamis.attention.checks import Call, Window, check_call, values_known
-from tamis.functional.attention import BACKENDS, _rule, _run, _say_once
-from tamis.kernels import dispatch as kernels
-from tamis.kernels.arguments import PAGE_UNIT
+from tamis.attention.call import Pages, Window, check_call
+from tamis.attention.rules import Entmax, Rule, bind
+from tamis.functional.backends import choose
+from tamis.kernels.attention.arguments import PAGE_UNIT
+from tamis.transforms.parameters import values_known
+
+_ENTMAX15 = Entmax(1.5)
 
 
 def paged_attention(
@@ -22,16 +25,13 @@ def paged_attention(
     is_causal: bool = False,
     scale: float | None = None,
     *,
-    alpha: float | Tensor = 1.5,
-    activation: str | None = None,
-    bias: float = 0.0,
-    divide_by_count: bool = False,
+    rule: Rule = _ENTMAX15,
     alibi_slopes: Tensor | None = None,
     window: Window | None = None,
     page_norms: Tensor | None = None,
     backend: str = "auto",
 ) -> Tensor:
-    """:func:`tamis.entmax_attention`, or with `activation` :func:`tamis.relu_attention`, to a paged cache.
+    """:func:`tamis.attention` to a paged cache.
 
     Args:
         query: (B, H, Lq, D), the last Lq tokens of each sequence.
@@ -49,53 +49,25 @@ def paged_attention(
     Returns:
         (B, H, Lq, Dv) in the dtype of `query`.
     """
-    if backend not in BACKENDS:
-        raise ValueError(f"backend must be one of {', '.join(BACKENDS)}, got {backend!r}")
     _check_pages(query, key_pages, value_pages, block_table, page_norms)
     keys = (query.shape[0], key_pages.shape[2], block_table.shape[1] * key_pages.shape[1])
     call = check_call(
         query,
         _stand_in(key_pages, keys),  # of the right shape, and of no size
         _stand_in(value_pages, keys),
-        None,
-        is_causal,
-        scale,
-        True,
+        is_causal=is_causal,
+        scale=scale,
+        enable_gqa=True,
         alibi_slopes=alibi_slopes,
         window=window,
         key_lengths=key_lengths,
     )
     _check_table(block_table, key_lengths, key_pages)
-    rule = _rule(_placed(call) if divide_by_count else call, alpha, activation, bias, divide_by_count)
     dtype = call.query.dtype  # autocast may have changed it
-    call = replace(call, key=key_pages.to(dtype).transpose(1, 2), value=value_pages.to(dtype).transpose(1, 2))
-    if backend == "triton" or (backend == "auto" and query.is_cuda):
-        obstacle = kernels.page_obstacle(call, rule)
-        if obstacle is None:
-            return kernels.attend_pages(call, rule, block_table, page_norms)
-        if backend == "triton":
-            raise RuntimeError(f'backend="triton": {obstacle}; backend="auto" takes the plain PyTorch path')
-        _say_once(obstacle)
-    key, value = (_collect(x, block_table, call) for x in (call.key, call.value))
-    return _run(replace(_placed(call), key=key, value=value), rule, 0.0, None, "reference")
-
-
-def _placed(call: Call) -> Call:
-    """With the positions of the queries, which kernels work out themselves, written down."""
-    lengths, queries = call.visibility.key_lengths, call.query.shape[2]
-    assert lengths is not None
-    own = lengths[:, None] + torch.arange(-queries, 0, device=lengths.device)
-    return replace(call, visibility=replace(call.visibility, query_positions=own))
-
-
-def _collect(pages: Tensor, table: Tensor, call: Call) -> Tensor:
-    """The pages of each sequence side by side, (B, Hk, L, D), zero beyond its length."""
-    rows = pages[table.long().clamp(0, max(0, pages.shape[0] - 1))]  # (B, n, Hk, page, D)
-    rows = rows.transpose(1, 2).flatten(2, 3)
-    lengths = call.visibility.key_lengths
-    assert lengths is not None
-    inside = torch.arange(rows.shape[2], device=rows.device) < lengths[:, None]
-    return torch.where(inside[:, None, :, None], rows, 0.0)
+    key, value = (pool.to(dtype).transpose(1, 2) for pool in (key_pages, value_pages))
+    call = replace(call, key=key, value=value, pages=Pages(block_table, page_norms))
+    bound = bind(rule, call)
+    return choose("attend", call, bound, backend).attend(call, bound)
 
 
 def _stand_in(pages: Tensor, shape: tuple[int, int, int]) -> Tensor:

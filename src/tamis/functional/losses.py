@@ -8,11 +8,11 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from tamis.attention.checks import values_known
-from tamis.functional.checks import check_scores, promote, row_parameter, takes_kernel, to_last
-from tamis.kernels import rows_ops as rows
+from tamis.functional.rows import check_scores, promote, takes_kernel
+from tamis.kernels.rows import ops as rows
 from tamis.transforms.entmax import entmax_conjugate, limited
 from tamis.transforms.losses import Conjugate, class_loss, probability_loss, reduced
+from tamis.transforms.parameters import row_parameter, to_last, values_known
 from tamis.transforms.relatives import normmax_conjugate
 
 

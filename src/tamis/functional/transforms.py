@@ -7,9 +7,10 @@ import math
 import torch
 from torch import Tensor
 
-from tamis.functional.checks import exponent, prepare, restore, row_parameter, takes_kernel
-from tamis.kernels import rows_ops as rows
+from tamis.functional.rows import exponent, prepare, restore, takes_kernel
+from tamis.kernels.rows import ops as rows
 from tamis.transforms.entmax import entmax_weights, limited
+from tamis.transforms.parameters import row_parameter
 from tamis.transforms.relatives import budgetmax_weights, normmax_weights
 from tamis.transforms.solver import compute_dtype
 
@@ -104,12 +105,11 @@ def normmax(input: Tensor, alpha: float | Tensor = 2.0, dim: int = -1, *, mask: 
 def budgetmax(input: Tensor, budget: float | Tensor = 2.0, dim: int = -1, *, mask: Tensor | None = None) -> Tensor:
     """``argmax of <p, z> - ||p||^2 / 2`` over 0 <= p <= 1 with sum p = budget: a soft choice of several.
 
-    `budget` is a number above 0 or a tensor as alpha in :func:`entmax`, and has a gradient.  Where fewer scores than
-    the budget are there to choose from, each gets weight 1.
+    `budget` is a number of at least 0 or a tensor as alpha in :func:`entmax`, and has a gradient.  Where fewer scores
+    than the budget are there to choose from, each gets weight 1.
     """
     z, dim = prepare(input, dim, mask)
     if not isinstance(budget, Tensor) and z.shape[-1] and isinstance(budget, int | float) and budget > z.shape[-1]:
         raise ValueError(f"budget must be at most the size of dim {dim}, {z.shape[-1]}, got {budget}")
-    return restore(
-        budgetmax_weights(z, row_parameter("budget", budget, 0.0, input.shape, input.dtype, dim)), input, dim
-    )
+    checked = row_parameter("budget", budget, 0.0, input.shape, input.dtype, dim, inclusive=True)
+    return restore(budgetmax_weights(z, checked), input, dim)

@@ -20,6 +20,7 @@ from tamis.hf.pretrained import from_pretrained
 from tamis.hf.running import run_model
 from tamis.hf.sampling import EntmaxLogitsProcessor
 from tamis.hf.sites import AttentionSite
+from tamis.hf.spread import measure_spread, set_spread
 from tamis.hf.training import added_parameters, parameter_groups, sparsity_pressure
 
 __all__ = [
@@ -28,9 +29,11 @@ __all__ = [
     "added_parameters",
     "densify",
     "from_pretrained",
+    "measure_spread",
     "parameter_groups",
     "register",
     "run_model",
+    "set_spread",
     "sparsify",
     "sparsity_pressure",
 ]

@@ -7,13 +7,14 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeVar
 
 from torch import nn
-from transformers import PreTrainedModel
+from transformers import PreTrainedConfig, PreTrainedModel
 
 from tamis.hf import specs
 from tamis.hf.interface import IMPLEMENTATION, LAYER_INPUT
 from tamis.hf.part import AttentionPart
 from tamis.hf.sites import PART, AttentionSite, find_sites, parts_of
 from tamis.hf.specs import Spec
+from tamis.hf.spread import set_spread
 from tamis.mechanisms import Mechanism, SoftmaxAttention
 
 Model = TypeVar("Model", bound=PreTrainedModel)
@@ -31,6 +32,7 @@ def sparsify(
     layers: Layers | None = None,
     alpha: float | str | None = None,
     start: float | str | None = None,
+    spread: float | None = None,
     **settings: Any,
 ) -> Model:
     """Give a loaded model another attention mechanism, in place, and return it.
@@ -44,6 +46,8 @@ def sparsify(
             by default.  The others keep what they have, which is softmax if nothing was installed before.
         alpha: of "entmax": "learn" (the default) or a number; of "asentmax": a number.
         start: where learned alphas start; 1.05 by default, near softmax.  "normal" draws them as the paper does.
+        spread: rescale queries and keys so that scores start with this standard deviation, for models trained from
+            scratch; :func:`tamis.hf.set_spread` measures it on a batch of one's own.  By default nothing is rescaled.
         settings: the mechanism's other arguments, such as `variant="i"` for "rela".
 
     Parameters are added under the name "tamis" inside each attention module, in fp32.  `save_pretrained` writes them,
@@ -53,6 +57,8 @@ def sparsify(
     sites = find_sites(model)
     chosen = _chosen(sites, layers)
     install(model, sites, {site.name: make(site) for site in sites if site.name in chosen})
+    if spread is not None:
+        set_spread(model, spread=spread)
     return model
 
 
@@ -77,6 +83,7 @@ def install(model: PreTrainedModel, sites: list[AttentionSite], chosen: Mapping[
             "config.output_attentions is for eager attention alone: set it to False and pass output_attentions=True "
             "when calling the model"
         )
+    _own_config(model)
     for site in sites:
         if site.name in chosen:
             _put(site, *chosen[site.name])
@@ -143,6 +150,16 @@ def _hand_over_input(
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Attention modules pass on keywords they do not know, so the input of the layer reaches our function as one."""
     return args, {**kwargs, LAYER_INPUT: args[0] if args else kwargs["hidden_states"]}
+
+
+def _own_config(model: PreTrainedModel) -> None:
+    """Give a model that shares its config with others a copy: what is written there is true of this model alone."""
+    if "dense_implementations" in model.__dict__:  # it has one already
+        return
+    memo: dict[int, Any] = {}  # parts that one object describes go on sharing one
+    for module in model.modules():
+        if isinstance(module.__dict__.get("config"), PreTrainedConfig):
+            module.config = copy.deepcopy(module.config, memo)
 
 
 def _switch(model: PreTrainedModel, sites: list[AttentionSite]) -> None:

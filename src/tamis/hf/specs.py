@@ -8,7 +8,7 @@ from typing import Any
 
 from tamis.hf.sites import AttentionSite
 from tamis.mechanisms import LearnedAlpha, Mechanism, build_mechanism
-from tamis.mechanisms.registry import read_spec
+from tamis.mechanisms.registry import read_mechanism
 
 Spec = dict[str, Any]
 """{"name": "entmax", "alpha": 1.5}; learned alphas have a "start" too.  A name of None: an object nobody can name."""
@@ -21,7 +21,7 @@ def make_spec(
     mechanism: str | Mapping[str, Any], alpha: float | str | None, start: float | str | None, settings: dict[str, Any]
 ) -> Spec:
     """The spec of a mechanism given by name, alone or in a table, and of its settings."""
-    name, own = read_spec(mechanism)
+    name, own = read_mechanism(mechanism)
     spec = {"name": name, **own, **settings}
     alpha = spec.pop("alpha", None) if alpha is None else alpha
     start = spec.pop("start", None) if start is None else start

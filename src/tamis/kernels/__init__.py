@@ -1,1 +1,1 @@
-"""Fused GPU kernels under the contract of `tamis.attention.reference`.  Only this package imports triton, and late."""
+"""Fused GPU kernels under the contract of `tamis.attention.dense`.  Only this package imports triton, and late."""

@@ -1,7 +1,7 @@
 """Attention mechanisms, one paper per file."""
 
-from tamis.mechanisms.asentmax import AdaptiveScale, ASEntmaxAttention, ASSMaxAttention, ScalableSoftmax
-from tamis.mechanisms.base import Mechanism
+from tamis.mechanisms.asentmax import AdaptiveScale, ASEntmaxAttention, ASSMaxAttention, ScalableSoftmaxAttention
+from tamis.mechanisms.base import Inputs, Mechanism
 from tamis.mechanisms.entmax import EntmaxAttention, LearnedAlpha
 from tamis.mechanisms.registry import MECHANISMS, build_mechanism
 from tamis.mechanisms.rela import ReLANorm, ReLAttention
@@ -14,11 +14,12 @@ __all__ = [
     "ASSMaxAttention",
     "AdaptiveScale",
     "EntmaxAttention",
+    "Inputs",
     "LearnedAlpha",
     "Mechanism",
     "ReLANorm",
     "ReLAttention",
-    "ScalableSoftmax",
+    "ScalableSoftmaxAttention",
     "SoftmaxAttention",
     "SoftpickAttention",
     "build_mechanism",

@@ -24,9 +24,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from tamis.mechanisms.base import Mechanism, span
-from tamis.mechanisms.checks import check_heads, check_switch, choose
+from tamis.attention.rules import Entmax, Rule, Softmax
+from tamis.mechanisms.base import Inputs, Mechanism, ScaleParts, span
 from tamis.precision import KeepsPrecision, precise_linear
+from tamis.settings import check_heads, check_switch, choose
 
 INITS = ("paper", "small")
 
@@ -128,10 +129,24 @@ class ASEntmaxAttention(KeepsPrecision, Mechanism):
     alphas: Tensor | None
     """One per head, where they differ."""
 
-    def settings(self, query: Tensor, key: Tensor, hidden: Tensor | None, options: dict[str, Any]) -> dict[str, Any]:
-        scale = self.scale(hidden, self.visible_counts(query, key, options))
-        alpha = self.alpha if self.alphas is None else self.alphas
-        return {"alpha": alpha, "query_scale": _only(scale, self.scaled_heads)}
+    def rule(self, inputs: Inputs) -> Rule:
+        if self.alphas is not None:
+            return Entmax(self.alphas)
+        return Softmax() if self.alpha == 1.0 else Entmax(self.alpha)
+
+    def query_scale(self, inputs: Inputs) -> Tensor:
+        return _only(self.scale(inputs.hidden, inputs.visible_counts()), self.scaled_heads)
+
+    def scale_parts(self, hidden: Tensor, counts: Tensor) -> ScaleParts:
+        beta, gamma = self.scale.coefficients(hidden)
+        scaled = self.scaled_heads
+        return ScaleParts(
+            delta=self.scale.delta,
+            heads=tuple(range(self.num_heads)) if scaled is None else tuple(scaled.nonzero().flatten().tolist()),
+            beta=beta,
+            gamma=gamma,
+            scale=self.scale(hidden, counts),
+        )
 
     def check_layer(self, embed_dim: int, num_heads: int, head_dim: int) -> None:
         super().check_layer(embed_dim, num_heads, head_dim)
@@ -148,12 +163,16 @@ class ASEntmaxAttention(KeepsPrecision, Mechanism):
 class ASSMaxAttention(ASEntmaxAttention):
     """The adaptive scale with softmax."""
 
+    initial_spread = 1.0
+
     def __init__(self, embed_dim: int, num_heads: int, delta: float = 1.0, **arguments: Any) -> None:
         super().__init__(embed_dim, num_heads, 1.0, delta, **arguments)
 
 
-class ScalableSoftmax(KeepsPrecision, Mechanism):
+class ScalableSoftmaxAttention(KeepsPrecision, Mechanism):
     """SSMax: softmax with scores times s log(n + 1), one learned s per head."""
+
+    initial_spread = 1.0
 
     scaled_heads: Tensor | None
 
@@ -164,9 +183,12 @@ class ScalableSoftmax(KeepsPrecision, Mechanism):
         self.s = nn.Parameter(torch.full((num_heads,), float(init), dtype=torch.float32))
         self.register_buffer("scaled_heads", _head_mask(scaled_heads, num_heads), persistent=False)
 
-    def settings(self, query: Tensor, key: Tensor, hidden: Tensor | None, options: dict[str, Any]) -> dict[str, Any]:
-        log_n = self.visible_counts(query, key, options).clamp(min=1).to(self.s.dtype).log1p()
-        return {"alpha": 1.0, "query_scale": _only(self.s[None, :, None] * log_n, self.scaled_heads)}
+    def rule(self, inputs: Inputs) -> Rule:
+        return Softmax()
+
+    def query_scale(self, inputs: Inputs) -> Tensor:
+        log_n = inputs.visible_counts().clamp(min=1).to(self.s.dtype).log1p()
+        return _only(self.s[None, :, None] * log_n, self.scaled_heads)
 
     def extra_repr(self) -> str:
         return f"num_heads={self.num_heads}, s={span(self.s)}"

@@ -3,35 +3,73 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
+from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor, nn
 
 from tamis import functional
+from tamis.attention.rules import Rule
 from tamis.functional import Statistics
-from tamis.mechanisms.reach import entmax_in_reach
+from tamis.mechanisms.reach import attention_in_reach
 
 _NOT_ABOUT_VISIBILITY = ("dropout_p", "generator", "backend", "scale", "alibi_slopes")
 
 
-class Mechanism(nn.Module):
-    """An attention mechanism.  A new one overrides `settings`, and `merge` if it treats the output specially.
+@dataclass(frozen=True)
+class Inputs:
+    """What a mechanism may look at."""
 
-    `options` are the keyword arguments of :func:`tamis.entmax_attention`: masks, positions, window, slopes.
-    `hidden` is the input of the attention layer, (B, Lq, embed_dim), for mechanisms that look at it.
+    query: Tensor
+    key: Tensor
+    hidden: Tensor | None
+    """The input of the attention layer, (B, Lq, embed_dim), where a layer calls."""
+    options: dict[str, Any]
+    """The keyword arguments of :func:`tamis.attention`: masks, positions, window, slopes."""
+
+    def visible_counts(self) -> Tensor:
+        """How many keys each query sees, (B or 1, H or 1, Lq), under all the options."""
+        about = {name: value for name, value in self.options.items() if name not in _NOT_ABOUT_VISIBILITY}
+        return functional.visible_counts(self.query, self.key, **about)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScaleParts:
+    """What the scale delta + beta log(n + 1)^gamma of queries that see n keys is made of, (B or 1, H, Lq or 1)."""
+
+    delta: float
+    heads: tuple[int, ...]
+    """Those that are scaled."""
+    beta: Tensor
+    gamma: Tensor
+    scale: Tensor
+
+
+class Mechanism(nn.Module):
+    """An attention mechanism.  A new one defines `rule`; all else has a default.
+
     A `num_heads` attribute, where there is one, is what `check_layer` compares with the layer's.
     """
 
-    def settings(self, query: Tensor, key: Tensor, hidden: Tensor | None, options: dict[str, Any]) -> dict[str, Any]:
-        """What to compute: {"alpha": ...} for entmax, {"activation": ...} for ReLU attention; and, if the scores are to
-        be scaled per query, {"query_scale": (B, H, Lq)}."""
-        raise NotImplementedError(f"{type(self).__name__} must define settings()")
+    initial_spread: float = 0.2
+    """Standard deviation of the scores that models start with.  Sparse rows that start wide keep so few keys that heads
+    settle before they have learnt where to look; dense ones override it."""
 
-    def visible_counts(self, query: Tensor, key: Tensor, options: dict[str, Any]) -> Tensor:
-        """How many keys each query sees, (B or 1, H or 1, Lq), under all the options of a call."""
-        about = {name: value for name, value in options.items() if name not in _NOT_ABOUT_VISIBILITY}
-        return functional.visible_counts(query, key, **about)
+    def rule(self, inputs: Inputs) -> Rule:
+        """How scores become weights."""
+        raise NotImplementedError(f"{type(self).__name__} must define rule()")
+
+    def query_scale(self, inputs: Inputs) -> Tensor | None:
+        """What the scores of each query are multiplied by, (B or 1, H or 1, Lq); None is 1."""
+        return None
+
+    def learned_alphas(self) -> Tensor | None:
+        """The alphas that are learned, one for each head, for analyses; None if there are none."""
+        return None
+
+    def scale_parts(self, hidden: Tensor, counts: Tensor) -> ScaleParts | None:
+        """What the scale is for these inputs and numbers of keys (B, H or 1, Lq); None if there is none."""
+        return None
 
     def check_layer(self, embed_dim: int, num_heads: int, head_dim: int) -> None:
         """Raise unless this mechanism was built for a layer of these sizes: layers ask when they are built."""
@@ -50,46 +88,38 @@ class Mechanism(nn.Module):
         value: Tensor,
         *,
         hidden: Tensor | None = None,
-        page_norms: Tensor | None = None,
+        page_norms: Callable[[], Tensor] | None = None,
         **options: Any,
     ) -> Tensor:
         """(B, H, Lq, D), (B, Hk, Lk, D), (B, Hk, Lk, Dv) to (B, H, Lq, Dv).
 
-        `page_norms` of cached keys let entmax pass over what ALiBi puts out of reach: :mod:`tamis.mechanisms.reach`.
+        `page_norms` gives norms of cached keys, with which it passes over what ALiBi puts out of reach:
+        :mod:`tamis.mechanisms.reach`.
         """
-        query, settings = self._scaled(query, key, hidden, options)
-        attention: Callable[..., Tensor] = functional.entmax_attention
-        if "activation" in settings:
-            attention = functional.relu_attention
-        elif isinstance(settings["alpha"], float) and settings["alpha"] == 1.0:
-            attention, settings = functional.softmax_attention, {}
-        elif page_norms is not None and settings.keys() == {"alpha"} and _is_per_head(settings["alpha"]):
-            attention = partial(entmax_in_reach, page_norms=page_norms)
-        return attention(query, key, value, **settings, **options)
+        query, rule = self.resolve(query, key, hidden, options)
+        if page_norms is not None and rule.margin() is not None:
+            return attention_in_reach(query, key, value, rule=rule, page_norms=page_norms(), **options)
+        return functional.attention(query, key, value, rule=rule, **options)
 
     def weights(self, query: Tensor, key: Tensor, *, hidden: Tensor | None = None, **options: Any) -> Tensor:
         """The dense weights (B, H, Lq, Lk)."""
-        query, settings = self._scaled(query, key, hidden, options)
-        return functional.attention_weights(query, key, **settings, **options)
+        query, rule = self.resolve(query, key, hidden, options)
+        return functional.attention_weights(query, key, rule=rule, **options)
 
     def statistics(self, query: Tensor, key: Tensor, *, hidden: Tensor | None = None, **options: Any) -> Statistics:
         """Support size, zero share, entropy, null share and mean distance per head."""
-        query, settings = self._scaled(query, key, hidden, options)
-        return functional.attention_statistics(query, key, **settings, **options)
+        query, rule = self.resolve(query, key, hidden, options)
+        return functional.attention_statistics(query, key, rule=rule, **options)
 
-    def _scaled(
+    def resolve(
         self, query: Tensor, key: Tensor, hidden: Tensor | None, options: dict[str, Any]
-    ) -> tuple[Tensor, dict[str, Any]]:
-        settings = self.settings(query, key, hidden, options)
-        scale = settings.pop("query_scale", None)
+    ) -> tuple[Tensor, Rule]:
+        """Scaled queries and the rule: with these the functions of `tamis` compute what the mechanism does."""
+        inputs = Inputs(query, key, hidden, options)
+        scale = self.query_scale(inputs)
         if scale is not None:
             query = (query * scale.unsqueeze(-1)).to(query.dtype)  # the scale is fp32 at least, and so is the product
-        return query, settings
-
-
-def _is_per_head(alpha: float | Tensor) -> bool:
-    """One number, or one for each head; not one for each sequence or query."""
-    return not isinstance(alpha, Tensor) or alpha.ndim <= 1
+        return query, self.rule(inputs)
 
 
 def span(values: Tensor | None) -> str:

@@ -16,10 +16,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from tamis.attention.checks import values_known
-from tamis.mechanisms.base import Mechanism, span
-from tamis.mechanisms.checks import check_heads
+from tamis.attention.rules import Entmax, Rule, Softmax
+from tamis.mechanisms.base import Inputs, Mechanism, span
 from tamis.precision import KeepsPrecision
+from tamis.settings import check_heads
+from tamis.transforms.parameters import values_known
 
 LIMIT = 8  # an int: torch.compile may take a float for a symbol
 """Largest magnitude of the raw value: alpha comes within 0.04 % of its range's ends, the slope never below 3e-4."""
@@ -107,8 +108,14 @@ class EntmaxAttention(KeepsPrecision, Mechanism):
         else:
             self.alpha = alpha if isinstance(alpha, nn.Module | Tensor) else float(alpha)
 
-    def settings(self, query: Tensor, key: Tensor, hidden: Tensor | None, options: dict[str, Any]) -> dict[str, Any]:
-        return {"alpha": self.alpha() if isinstance(self.alpha, nn.Module) else self.alpha}
+    def rule(self, inputs: Inputs) -> Rule:
+        alpha = self.alpha() if isinstance(self.alpha, nn.Module) else self.alpha
+        return Softmax() if isinstance(alpha, float) and alpha == 1.0 else Entmax(alpha)
+
+    def learned_alphas(self) -> Tensor | None:
+        if isinstance(self.alpha, LearnedAlpha):
+            return self.alpha()
+        return self.alpha if isinstance(self.alpha, nn.Parameter) else None
 
     def extra_repr(self) -> str:
         fixed = "" if isinstance(self.alpha, nn.Module) else f", alpha={self.alpha}"

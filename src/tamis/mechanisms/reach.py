@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from tamis import functional
+from tamis.attention.rules import Rule
 
 PAGE = 64
 """Keys whose largest norm stands for all of them."""
@@ -25,35 +26,37 @@ ROUNDING = 1 / 64
 """Of |q| |k|: more than autocast to bf16 makes of it."""
 
 
-def entmax_in_reach(
+def attention_in_reach(
     query: Tensor,
     key: Tensor,
     value: Tensor,
     *,
+    rule: Rule,
     page_norms: Tensor,
-    alpha: float | Tensor,
     alibi_slopes: Tensor,
     **options: Any,
 ) -> Tensor:
-    """:func:`tamis.entmax_attention` of the last position alone; heads with a short reach look at the last keys only.
+    """:func:`tamis.attention` of the last position alone; heads with a short reach look at the last keys only.
 
     Args:
         query: (B, H, 1, D); as many heads as keys have.
+        rule: one that has a margin.
         page_norms: (B, H, pages), no less than the norm of any key in the page.
-        alpha: a number or one for each head.
         alibi_slopes: (H,).
     """
-    firsts = first_in_reach(query, key, page_norms, alpha, alibi_slopes).tolist()
+    margin = rule.margin()
+    assert margin is not None
+    firsts = first_in_reach(query, key, page_norms, margin, alibi_slopes).tolist()
     parts, start = [], 0
     for far, some in groupby(firsts, lambda first: first < key.shape[2] // 2):
         group = list(some)
         heads, keys = slice(start, start + len(group)), slice(0 if far else min(group), None)
         parts.append(
-            functional.entmax_attention(
+            functional.attention(
                 query[:, heads],
                 key[:, heads, keys],
                 value[:, heads, keys],
-                alpha=alpha[heads] if isinstance(alpha, Tensor) and alpha.ndim else alpha,
+                rule=rule.of_heads(heads),
                 alibi_slopes=alibi_slopes[heads],
                 **options,
             )
@@ -62,12 +65,12 @@ def entmax_in_reach(
     return torch.cat(parts, 1)
 
 
-def first_in_reach(query: Tensor, key: Tensor, page_norms: Tensor, alpha: float | Tensor, slopes: Tensor) -> Tensor:
+def first_in_reach(query: Tensor, key: Tensor, page_norms: Tensor, margin: float | Tensor, slopes: Tensor) -> Tensor:
     """The first key (H,) of the first page in which a query (B, H, 1, D) may have a weight; 0 without a slope."""
     dtype, (keys, width) = page_norms.dtype, key.shape[2:]
     query, own = query[:, :, 0].to(dtype) / math.sqrt(width), key[:, :, -1].to(dtype)  # (B, H, D)
     length = query.norm(dim=-1, keepdim=True)
-    slack = 1.0 / (torch.as_tensor(alpha, dtype=dtype).reshape(-1, 1) - 1.0)
+    slack = torch.as_tensor(margin, dtype=dtype).reshape(-1, 1)
     threshold = (query * own).sum(-1, keepdim=True) - slack - ROUNDING * length * own.norm(dim=-1, keepdim=True)
     nearest = (keys - PAGE * torch.arange(1, page_norms.shape[2] + 1)).clamp(min=0)  # distance of a page's last key
     highest = (1.0 + ROUNDING) * length * page_norms - slopes[:, None] * nearest

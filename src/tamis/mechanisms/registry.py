@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor
 
-from tamis.mechanisms.asentmax import ASEntmaxAttention, ASSMaxAttention, ScalableSoftmax
+from tamis.mechanisms.asentmax import ASEntmaxAttention, ASSMaxAttention, ScalableSoftmaxAttention
 from tamis.mechanisms.base import Mechanism
-from tamis.mechanisms.checks import check_heads, choose
 from tamis.mechanisms.entmax import EntmaxAttention
 from tamis.mechanisms.rela import ReLAttention
 from tamis.mechanisms.softmax import SoftmaxAttention
 from tamis.mechanisms.softpick import SoftpickAttention
-
-Spec = str | Mapping[str, Any]
-"""A name, or a table with a name and the mechanism's own arguments: {"name": "entmax", "alpha": 1.5}."""
+from tamis.settings import Spec, check_heads, read_spec
 
 
 @dataclass(frozen=True)
@@ -46,7 +43,7 @@ MECHANISMS: dict[str, Callable[..., Mechanism]] = {
     "softpick": lambda layer, **own: SoftpickAttention(**own),
     "asentmax": lambda layer, **own: ASEntmaxAttention(layer.embed_dim, layer.num_heads, **{**layer.scaled, **own}),
     "assmax": lambda layer, **own: ASSMaxAttention(layer.embed_dim, layer.num_heads, **{**layer.scaled, **own}),
-    "ssmax": lambda layer, **own: ScalableSoftmax(layer.num_heads, **{**layer.scaled, **own}),
+    "ssmax": lambda layer, **own: ScalableSoftmaxAttention(layer.num_heads, **{**layer.scaled, **own}),
 }
 
 
@@ -61,7 +58,7 @@ def build_mechanism(
     """The mechanism that a specification names, for a layer of these sizes; a `Mechanism` is returned as it is."""
     if isinstance(spec, Mechanism):
         return spec
-    name, own = read_spec(spec)
+    name, own = read_mechanism(spec)
     check_heads(num_heads, embed_dim if head_dim is None else None)
     width = embed_dim if head_dim is None else num_heads * head_dim
     try:
@@ -70,10 +67,6 @@ def build_mechanism(
         raise ValueError(f"mechanism {name!r} does not take {own}: {error}") from error
 
 
-def read_spec(spec: object) -> tuple[str, dict[str, Any]]:
+def read_mechanism(spec: object) -> tuple[str, dict[str, Any]]:
     """The name of a known mechanism, and its own arguments."""
-    own = dict(spec) if isinstance(spec, Mapping) else {}
-    name = own.pop("name", None) if isinstance(spec, Mapping) else spec
-    if not isinstance(name, str):
-        raise ValueError(f'a mechanism is given by its name or a table with one, {{"name": "entmax"}}; got {spec!r}')
-    return choose("mechanism", name, MECHANISMS), own
+    return read_spec("mechanism", spec, MECHANISMS, "entmax")

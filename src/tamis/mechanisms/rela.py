@@ -13,17 +13,16 @@ un-normalised z.  A query whose scores are all negative attends to nothing (null
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from tamis.attention.rules import ACTIVATIONS
-from tamis.kernels import norm_ops
-from tamis.mechanisms.base import Mechanism, span
-from tamis.mechanisms.checks import check_heads, check_switch, choose
+from tamis.attention.rules import ACTIVATIONS, Activation, Rule
+from tamis.kernels.rela_norm import ops
+from tamis.mechanisms.base import Inputs, Mechanism, span
 from tamis.precision import KeepsPrecision
+from tamis.settings import check_heads, check_switch, choose
 
 VARIANTS = ("g", "i", "rms", "layernorm", "none")
 EPSILON = 1e-8
@@ -39,6 +38,7 @@ class ReLAttention(Mechanism):
             "layernorm", or "none".
         activation: as in :func:`tamis.relu_attention`; "relu" is the paper's.
         bias, divide_by_count: as there.
+        slope: of leaky relu below 0.
     """
 
     def __init__(
@@ -50,17 +50,18 @@ class ReLAttention(Mechanism):
         *,
         bias: float = 0.0,
         divide_by_count: bool = False,
+        slope: float = 0.01,
     ) -> None:
         super().__init__()
         check_heads(num_heads, embed_dim)
         choose("activation", activation, ACTIVATIONS)
         self.embed_dim, self.num_heads = embed_dim, num_heads
-        self.activation, self.bias = activation, bias
+        self.activation, self.bias, self.slope = activation, bias, slope
         self.divide_by_count = check_switch("divide_by_count", divide_by_count)
         self.norm = ReLANorm(embed_dim, embed_dim // num_heads, variant)
 
-    def settings(self, query: Tensor, key: Tensor, hidden: Tensor | None, options: dict[str, Any]) -> dict[str, Any]:
-        return {"activation": self.activation, "bias": self.bias, "divide_by_count": self.divide_by_count}
+    def rule(self, inputs: Inputs) -> Rule:
+        return Activation(self.activation, self.bias, self.divide_by_count, self.slope)
 
     def check_layer(self, embed_dim: int, num_heads: int, head_dim: int) -> None:
         super().check_layer(embed_dim, num_heads, head_dim)
@@ -102,8 +103,8 @@ class ReLANorm(KeepsPrecision):
     def forward(self, z: Tensor) -> Tensor:
         if self.variant == "none":
             return z
-        if z.is_cuda and self.variant != "layernorm" and norm_ops.obstacle(z) is None:
-            return norm_ops.rela_norm(z, self.gain, self.gate, EPSILON, plain_norm)
+        if z.is_cuda and self.variant != "layernorm" and ops.obstacle(z) is None:
+            return ops.rela_norm(z, self.gain, self.gate, EPSILON, plain_norm)
         if self.variant == "layernorm":
             return F.layer_norm(_wide(z), (self.embed_dim,), self.gain, self.offset).to(z.dtype)
         return plain_norm(z, self.gain, self.gate)

@@ -5,15 +5,14 @@ softmax(q k^T / sqrt(d)) v
 
 from __future__ import annotations
 
-from typing import Any
-
-from torch import Tensor
-
-from tamis.mechanisms.base import Mechanism
+from tamis.attention.rules import Rule, Softmax
+from tamis.mechanisms.base import Inputs, Mechanism
 
 
 class SoftmaxAttention(Mechanism):
     """The baseline: every weight is positive."""
 
-    def settings(self, query: Tensor, key: Tensor, hidden: Tensor | None, options: dict[str, Any]) -> dict[str, Any]:
-        return {"alpha": 1.0}
+    initial_spread = 1.0
+
+    def rule(self, inputs: Inputs) -> Rule:
+        return Softmax()

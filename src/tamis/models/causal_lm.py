@@ -8,62 +8,36 @@ from typing import Any, ClassVar
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from tamis.mechanisms.registry import Spec
-from tamis.models.blocks import build_layer, build_position, initialise, positions_of
-from tamis.models.pretrained import (
-    Config,
-    PretrainedModel,
-    at_least,
-    booleans,
-    mechanisms,
-    numbers,
-    optional_at_least,
-    shares,
-)
+from tamis.mechanisms.registry import read_mechanism
+from tamis.models.blocks import build_layer, initialise, positions_of
+from tamis.models.config import ModelConfig
+from tamis.models.pretrained import PretrainedModel
 from tamis.nn.cache import ModelCache
 from tamis.nn.layers import NORMS
 from tamis.positions import position_rows
+from tamis.settings import Config, Spec, at_least, readable
 
 
 @dataclass(frozen=True, kw_only=True)
-class CausalLMConfig(Config):
+class CausalLMConfig(ModelConfig):
     """A small Llama-like model by default, with the mechanism and positions of the ASEntmax paper."""
 
-    vocab_size: int
     embed_dim: int = 256
-    num_heads: int = 8
-    num_kv_heads: int | None = None
-    """None: as many as num_heads."""
-    head_dim: int | None = None
-    """None: embed_dim // num_heads."""
     ffn_dim: int = 1024
     num_layers: int = 4
     mechanism: Spec = "asentmax"
     """A name, or a table with a name and arguments: {"name": "entmax", "alpha": 1.5}."""
-    position: str = "nape"
-    max_length: int = 1024
-    """Of learned positions; the others have no bound."""
-    rope_base: float = 10000.0
+    position: Spec = "nape"
     activation: str = "geglu"
     norm: str = "rmsnorm"
-    arrangement: str = "pre"
-    """Norms before ("pre") or after ("post") each sublayer, or around it ("both")."""
     bias: bool = False
     dropout: float = 0.0
     attention_dropout: float = 0.0
-    tie_embeddings: bool = True
-    initial_spread: float = 1.0
-    """Of attention's scores at the start, about: their standard deviation.  With less, sparse heads begin with more
-    keys and learn of more of them."""
 
     def __post_init__(self) -> None:
-        at_least(self, 1, "vocab_size", "embed_dim", "num_heads", "ffn_dim", "max_length")
+        super().__post_init__()
         at_least(self, 0, "num_layers")
-        optional_at_least(self, 1, "num_kv_heads", "head_dim")
-        shares(self, "dropout", "attention_dropout")
-        booleans(self, "bias", "tie_embeddings")
-        numbers(self, "rope_base", "initial_spread", above=0.0)
-        mechanisms(self, "mechanism")
+        readable(self, read_mechanism, "mechanism")
 
 
 class CausalLM(PretrainedModel):
@@ -76,7 +50,7 @@ class CausalLM(PretrainedModel):
         super().__init__()
         self.config = config
         self.embedding = nn.Embedding(config.vocab_size, config.embed_dim)
-        self.position = build_position(config)
+        self.position = config.build_position()
         self.layers = nn.ModuleList(
             build_layer(config, config.mechanism, self.position) for _ in range(config.num_layers)
         )

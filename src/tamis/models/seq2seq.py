@@ -9,36 +9,22 @@ from typing import Any, ClassVar
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from tamis.mechanisms.registry import Spec
-from tamis.models.blocks import INSIDE, build_layer, build_position, initialise, positions_of
-from tamis.models.pretrained import (
-    Config,
-    PretrainedModel,
-    at_least,
-    booleans,
-    mechanisms,
-    numbers,
-    optional_at_least,
-    shares,
-)
+from tamis.mechanisms.registry import read_mechanism
+from tamis.models.blocks import build_layer, initialise, positions_of
+from tamis.models.config import ModelConfig
+from tamis.models.pretrained import PretrainedModel
 from tamis.nn.cache import ModelCache
 from tamis.nn.layers import NORMS
+from tamis.settings import Config, Spec, at_least, optional_at_least, readable
 
 
 @dataclass(frozen=True, kw_only=True)
-class Seq2SeqConfig(Config):
-    """The base model of the papers, but for its vocabulary."""
+class Seq2SeqConfig(ModelConfig):
+    """The base model of the papers, but for its vocabulary.  `vocab_size` is that of the target."""
 
-    vocab_size: int
-    """Of the target, and of the source unless that has its own."""
     source_vocab_size: int | None = None
     """None: source and target share one vocabulary and one embedding."""
     embed_dim: int = 512
-    num_heads: int = 8
-    num_kv_heads: int | None = None
-    """None: as many as num_heads."""
-    head_dim: int | None = None
-    """None: embed_dim // num_heads."""
     ffn_dim: int = 2048
     encoder_layers: int = 6
     decoder_layers: int = 6
@@ -46,29 +32,19 @@ class Seq2SeqConfig(Config):
     """A name, or a table with a name and arguments: {"name": "entmax", "alpha": 1.5}."""
     decoder_mechanism: Spec = "entmax"
     cross_mechanism: Spec = "entmax"
-    position: str = "sinusoidal"
-    max_length: int = 1024
-    """Of learned positions; the others have no bound."""
-    rope_base: float = 10000.0
+    position: Spec = "sinusoidal"
     activation: str = "relu"
     norm: str = "layernorm"
-    arrangement: str = "pre"
-    """Norms before ("pre") or after ("post") each sublayer, or around it ("both")."""
     bias: bool = True
     dropout: float = 0.1
     attention_dropout: float = 0.1
-    tie_embeddings: bool = True
-    """The output layer is the target embedding."""
     pad_id: int = 0
 
     def __post_init__(self) -> None:
-        at_least(self, 1, "vocab_size", "embed_dim", "num_heads", "ffn_dim", "max_length")
+        super().__post_init__()
         at_least(self, 0, "encoder_layers", "decoder_layers", "pad_id")
-        optional_at_least(self, 1, "source_vocab_size", "num_kv_heads", "head_dim")
-        shares(self, "dropout", "attention_dropout")
-        booleans(self, "bias", "tie_embeddings")
-        numbers(self, "rope_base", above=0.0)
-        mechanisms(self, "encoder_mechanism", "decoder_mechanism", "cross_mechanism")
+        optional_at_least(self, 1, "source_vocab_size")
+        readable(self, read_mechanism, "encoder_mechanism", "decoder_mechanism", "cross_mechanism")
 
 
 class Seq2Seq(PretrainedModel):
@@ -83,7 +59,7 @@ class Seq2Seq(PretrainedModel):
         self.embedding = nn.Embedding(config.vocab_size, config.embed_dim)
         own_source = config.source_vocab_size is not None
         self.source_embedding = nn.Embedding(config.source_vocab_size or 0, config.embed_dim) if own_source else None
-        self.encoder_position, self.decoder_position = build_position(config), build_position(config)
+        self.encoder_position, self.decoder_position = config.build_position(), config.build_position()
         self.encoder = nn.ModuleList(
             build_layer(config, config.encoder_mechanism, self.encoder_position) for _ in range(config.encoder_layers)
         )
@@ -96,7 +72,7 @@ class Seq2Seq(PretrainedModel):
         self.decoder_norm = NORMS[config.norm](config.embed_dim) if last else nn.Identity()
         self.output = None if config.tie_embeddings else nn.Linear(config.embed_dim, config.vocab_size, bias=False)
         self.dropout = nn.Dropout(config.dropout)
-        initialise(self, config.embed_dim)
+        initialise(self, config.embed_dim, config.initial_spread)
 
     def encode(self, source: Tensor, source_mask: Tensor | None = None) -> Tensor:
         """(B, Ls) to (B, Ls, embed_dim).  `source_mask` is False for padding, by default where `pad_id` stands."""
@@ -104,7 +80,7 @@ class Seq2Seq(PretrainedModel):
         embedding = self.embedding if self.source_embedding is None else self.source_embedding
         positions = positions_of(mask, 0, source.shape[1], source)
         x = self._embed(embedding, source, self.encoder_position, positions)
-        compared = positions if self.config.position in INSIDE else None
+        compared = positions if self.encoder_position.inside else None
         for layer in self.encoder:
             x = layer(x, key_mask=mask, positions=compared)
         return self.encoder_norm(x)
@@ -137,7 +113,7 @@ class Seq2Seq(PretrainedModel):
             mask = cache.extended_mask(target_mask, target.shape[0], target.shape[1], target.device)
         given = positions is not None
         # Otherwise the defaults of attention say the same, or nobody asks.
-        compared = mask is not None or (given and (visible is None or self.config.position in INSIDE))
+        compared = mask is not None or (given and (visible is None or self.decoder_position.inside))
         if positions is None:
             positions = positions_of(mask, start, target.shape[1], target)
         x = self._embed(self.embedding, target, self.decoder_position, positions)

@@ -6,6 +6,7 @@ from tamis.nn.cache import AttentionCache, LayerCache, ModelCache
 from tamis.nn.layers import FeedForward, TransformerLayer
 from tamis.nn.losses import EntmaxLoss, NormmaxLoss, SparsemaxLoss
 from tamis.nn.multihead import MultiheadAttention
+from tamis.nn.spread import measure_spread, set_spread
 from tamis.nn.transforms import Budgetmax, Entmax, Entmax15, Normmax, Sparsemax
 
 __all__ = [
@@ -25,4 +26,6 @@ __all__ = [
     "Sparsemax",
     "SparsemaxLoss",
     "TransformerLayer",
+    "measure_spread",
+    "set_spread",
 ]

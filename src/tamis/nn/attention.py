@@ -8,11 +8,11 @@ import torch
 from torch import Tensor, nn
 
 from tamis.attention.masks import segments_of
-from tamis.mechanisms import ASEntmaxAttention, EntmaxAttention, Mechanism, SoftmaxAttention
-from tamis.mechanisms.checks import check_heads
+from tamis.mechanisms import Mechanism, SoftmaxAttention
 from tamis.nn.cache import AttentionCache
 from tamis.positions import NoPE, Position, position_rows
 from tamis.precision import for_products
+from tamis.settings import check_heads
 
 FAR = 8192
 """Cached keys from which on it pays to ask which of them an ALiBi bias puts out of reach."""
@@ -90,7 +90,7 @@ class Attention(nn.Module):
         query, key, value, arguments = self._prepare(x, memory, attn_mask, key_mask, positions, cache, options)
         dropout_p = self.dropout if self.training else 0.0
         if cache is not None and not options and self._reach_is_bounded(query, cache, arguments):
-            arguments["page_norms"] = cache.page_norms()
+            arguments["page_norms"] = cache.page_norms
         context = self.mechanism(query, key, value, hidden=x, is_causal=is_causal, dropout_p=dropout_p, **arguments)
         return self.out_proj(self.mechanism.merge(context))
 
@@ -108,6 +108,10 @@ class Attention(nn.Module):
         """The weights (B, H, Lq, Lk) that `forward` would use."""
         query, key, _, arguments = self._prepare(x, memory, attn_mask, key_mask, positions, None, options)
         return self.mechanism.weights(query, key, hidden=x, is_causal=is_causal, **arguments)
+
+    def score_projections(self) -> tuple[list[Tensor], list[Tensor]]:
+        """Weights and biases that make queries, and those that make keys."""
+        return [*self.q_proj.parameters()], [*self.k_proj.parameters()]
 
     def _prepare(
         self,
@@ -173,7 +177,6 @@ class Attention(nn.Module):
             and query.device.type == "cpu"  # elsewhere to wait for the answer costs more than to read the keys
             and not (torch.is_grad_enabled() or torch.compiler.is_compiling())
             and torch._C._functorch.peek_interpreter_stack() is None
-            and isinstance(self.mechanism, EntmaxAttention | ASEntmaxAttention)
             and type(self.mechanism).forward is Mechanism.forward
         )
 

@@ -9,10 +9,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from tamis.mechanisms.checks import choose
 from tamis.nn.attention import Attention
 from tamis.nn.cache import LayerCache
 from tamis.precision import for_products
+from tamis.settings import choose
 
 
 class RMSNorm(nn.RMSNorm):

@@ -13,8 +13,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from tamis.mechanisms import Mechanism
-from tamis.mechanisms.checks import check_heads
 from tamis.nn.attention import mechanism_of_layer
+from tamis.settings import check_heads
 
 
 class MultiheadAttention(nn.Module):
@@ -97,17 +97,10 @@ class MultiheadAttention(nn.Module):
             return self._nested(query, key, value), None
         if is_causal and attn_mask is None:
             raise ValueError("is_causal needs attn_mask, as in torch.nn.MultiheadAttention: it is only a hint about it")
-        batched = query.ndim == 3
-        if not batched:
-            query, key, value = query[None], key[None], value[None]
-        elif not self.batch_first:
-            query, key, value = query.transpose(0, 1), key.transpose(0, 1), value.transpose(0, 1)
-        lead = (query.shape[0],) if batched else ()
-        mask = self._mask(attn_mask, key_padding_mask, lead, query.shape[1], key.shape[1], query.dtype)
-        q, k, v = self._project(query, key, value)
+        q, k, v, hidden, mask = self.prepare(query, key, value, key_padding_mask, attn_mask)
         weights = None
         if need_weights:
-            weights = self.mechanism.weights(q, k, hidden=query, attn_mask=mask)
+            weights = self.mechanism.weights(q, k, hidden=hidden, attn_mask=mask)
             weights = F.dropout(weights, self.dropout, self.training)
             context = (weights @ v.to(weights.dtype)).to(v.dtype)
             # In the dtype of torch's own weights, which autocast decides differently on CPUs and GPUs.
@@ -115,11 +108,29 @@ class MultiheadAttention(nn.Module):
             weights = weights.mean(1) if average_attn_weights else weights
         else:
             dropout_p = self.dropout if self.training else 0.0
-            context = self.mechanism(q, k, v, hidden=query, attn_mask=mask, dropout_p=dropout_p)
+            context = self.mechanism(q, k, v, hidden=hidden, attn_mask=mask, dropout_p=dropout_p)
         out = self.out_proj(self.mechanism.merge(context))
-        if not batched:
+        if query.ndim == 2:
             return out[0], None if weights is None else weights[0]
         return (out if self.batch_first else out.transpose(0, 1)), weights
+
+    def prepare(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        key_padding_mask: Tensor | None = None,
+        attn_mask: Tensor | None = None,
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor | None]:
+        """What the mechanism is given: queries, keys, values by heads, the input (B, Lq, embed_dim) and our mask."""
+        batched = query.ndim == 3
+        if not batched:
+            query, key, value = query[None], key[None], value[None]
+        elif not self.batch_first:
+            query, key, value = query.transpose(0, 1), key.transpose(0, 1), value.transpose(0, 1)
+        lead = (query.shape[0],) if batched else ()
+        mask = self._mask(attn_mask, key_padding_mask, lead, query.shape[1], key.shape[1], query.dtype)
+        return *self._project(query, key, value), query, mask
 
     def _nested(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         """nn.TransformerEncoder packs padded batches into nested tensors in evaluation: attend within each sequence."""
@@ -131,6 +142,14 @@ class MultiheadAttention(nn.Module):
         padding = index >= torch.tensor(lengths, device=padded.device)[:, None]
         out, _ = self(padded, padded, padded, key_padding_mask=padding, need_weights=False)
         return torch.nested.as_nested_tensor([row[:length] for row, length in zip(out, lengths, strict=True)])
+
+    def score_projections(self) -> tuple[list[Tensor], list[Tensor]]:
+        """Weights and biases that make queries, and those that make keys; parts of what holds all three."""
+        separate: Any = (self.q_proj_weight, self.k_proj_weight)
+        weights = separate if self.in_proj_weight is None else self.in_proj_weight.chunk(3)[:2]
+        biases = () if self.in_proj_bias is None else self.in_proj_bias.chunk(3)[:2]
+        queries, keys = (list(tensors) for tensors in zip(*(pair for pair in (weights, biases) if pair), strict=True))
+        return queries, keys
 
     def _project(self, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         packed = self.in_proj_weight

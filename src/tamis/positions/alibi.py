@@ -13,6 +13,7 @@ from torch import Tensor
 
 from tamis.positions.base import Position
 from tamis.precision import KeepsPrecision
+from tamis.settings import choose
 
 
 class ALiBi(KeepsPrecision, Position):
@@ -24,10 +25,8 @@ class ALiBi(KeepsPrecision, Position):
         super().__init__()
         if num_heads < 1:
             raise ValueError(f"num_heads must be at least 1, got {num_heads}")
-        if kind not in ("geometric", "harmonic"):
-            raise ValueError(f'kind must be "geometric" or "harmonic", got {kind!r}')
-        self.kind = kind
-        values = geometric_slopes(num_heads) if kind == "geometric" else harmonic_slopes(num_heads)
+        self.kind = choose("kind", kind, SLOPES)
+        values = SLOPES[kind](num_heads)
         self.register_buffer("table", torch.tensor(values, dtype=torch.float32), persistent=False)
 
     def slopes(self) -> Tensor | None:
@@ -46,3 +45,6 @@ def geometric_slopes(num_heads: int) -> list[float]:
 
 def harmonic_slopes(num_heads: int) -> list[float]:
     return [1.0 / (i + 1) for i in range(num_heads)]
+
+
+SLOPES = {"geometric": geometric_slopes, "harmonic": harmonic_slopes}

@@ -21,6 +21,11 @@ class Position(nn.Module):
         """Whether queries and keys are turned at all."""
         return type(self).rotate is not Position.rotate
 
+    @property
+    def inside(self) -> bool:
+        """Whether it acts inside attention, on queries, keys or scores; else on embeddings, which is a model's work."""
+        return self.rotates or self.slopes() is not None
+
     def slopes(self) -> Tensor | None:
         """ALiBi slopes (H,), 0 for heads without a bias; None where no head has one."""
         return None
@@ -39,6 +44,9 @@ class Position(nn.Module):
 
 class NoPE(Position):
     """No position information but the causal mask, Kazemnejad et al. 2023, https://arxiv.org/abs/2305.19466"""
+
+    def __init__(self) -> None:
+        super().__init__()
 
 
 def position_rows(positions: Tensor, batch: int, length: int) -> Tensor:

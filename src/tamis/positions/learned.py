@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from tamis.attention.checks import values_known
 from tamis.positions.base import Position, position_rows
+from tamis.transforms.parameters import values_known
 
 
 class LearnedPositions(Position):
@@ -14,6 +14,8 @@ class LearnedPositions(Position):
 
     def __init__(self, embed_dim: int, max_length: int) -> None:
         super().__init__()
+        if isinstance(max_length, bool) or not isinstance(max_length, int) or max_length < 1:
+            raise ValueError(f"max_length must be an int of at least 1, got {max_length!r}")
         self.weight = nn.Parameter(torch.empty(max_length, embed_dim))
         self.reset_parameters()
 

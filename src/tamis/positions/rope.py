@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from tamis.positions.base import Position, position_rows
+from tamis.settings import numbers
 
 
 class RoPE(Position):
@@ -21,9 +22,8 @@ class RoPE(Position):
         super().__init__()
         if head_dim % 2:
             raise ValueError(f"head_dim must be even for rotary positions, got {head_dim}")
-        if not (base > 0.0 and scaling > 0.0):
-            raise ValueError(f"base and scaling must be above 0, got {base} and {scaling}")
         self.head_dim, self.base, self.scaling = head_dim, base, scaling
+        numbers(self, "base", "scaling", above=0.0)
 
     def rotate(self, x: Tensor, positions: Tensor) -> Tensor:
         self._check(x.shape[-1])

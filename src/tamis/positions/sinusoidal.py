@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from tamis.positions.base import Position, position_rows
+from tamis.settings import numbers
 
 
 class Sinusoidal(Position):
@@ -21,6 +22,7 @@ class Sinusoidal(Position):
         if embed_dim % 2:
             raise ValueError(f"embed_dim must be even for sinusoidal positions, got {embed_dim}")
         self.embed_dim, self.base = embed_dim, base
+        numbers(self, "base", above=0.0)
 
     def table(self, positions: Tensor) -> Tensor:
         """(..., L) to (..., L, embed_dim), fp32."""

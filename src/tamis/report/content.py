@@ -131,13 +131,18 @@ def figures(run: ReportRun) -> dict[str, Any]:
         "bleu": evaluation.get("translation", {}).get("bleu"),
         "chrf": evaluation.get("translation", {}).get("chrf"),
         "perplexity": evaluation.get("likelihood", {}).get("perplexity"),
-        "aer": aligned["best"]["aer"] if aligned else None,
+        "aer": _with_interval(aligned["best"]) if aligned else None,
         "density": heads["density"],
         "diversity": heads["diversity"],
         "null_share": heads["null_share"],
         "tokens_per_second": last["tokens"] / last["seconds"] if last else None,
     }
     return {name: value for name, value in found.items() if value is not None}
+
+
+def _with_interval(best: Mapping[str, Any]) -> dict[str, float]:
+    """The lowest AER, as scores of translations are given; runs of before have no interval."""
+    return {"score": best["aer"], **{name: best[name] for name in ("low", "high") if name in best}}
 
 
 def curves(records: Sequence[Mapping[str, Any]]) -> dict[str, list[list[float]]]:

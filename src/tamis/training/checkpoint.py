@@ -22,7 +22,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from tamis.data.files import flush, flush_folder
+from tamis.files import flush, flush_folder, seal
 
 STATE = "state.json"
 PREFIX = "step-"
@@ -62,6 +62,7 @@ class Checkpoints:
                 raise OSError(f"{path} cannot be written: {error}") from error
         for name, text in texts.items():
             (draft / name).write_text(text)
+        seal(draft)  # a checkpoint is a model folder too
         files = {path.name: _fingerprint(path) for path in sorted(draft.iterdir())}
         content = {"format": FORMAT, "step": step, **state, "files": files}
         (draft / STATE).write_text(json.dumps({**content, "sha256": _digest(content)}, indent=1) + "\n")

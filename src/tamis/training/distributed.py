@@ -16,8 +16,8 @@ from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.nn.parallel import DistributedDataParallel
 
-from tamis.models.pretrained import choose_device
 from tamis.nn.layers import TransformerLayer
+from tamis.settings import choose_device
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 from pathlib import Path
@@ -11,15 +12,16 @@ from typing import Any, Self
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from tamis.data.files import replacing
+from tamis.files import flush, replacing
 
 Record = dict[str, Any]
 
 
 class Journal:
-    """metrics.jsonl: one object a line, on disk as soon as it is written.
+    """metrics.jsonl: one object a line, on the disk as soon as it is written.
 
-    A run that goes on from an earlier step first forgets what was noted after it.
+    A run that goes on from an earlier step first forgets what was noted after it.  What is left has the
+    `digest` that the checkpoint of that step took down.
     """
 
     def __init__(self, path: Path, step: int) -> None:
@@ -29,12 +31,19 @@ class Journal:
         if kept != before:
             with replacing(path) as file:
                 file.write(kept)
-        self._file = path.open("a", encoding="utf-8")
+        self._file = path.open("ab")
+        self._hash = hashlib.sha256(kept)
 
     def write(self, record: Record) -> None:
         finite = {key: None if isinstance(x, float) and not math.isfinite(x) else x for key, x in record.items()}
-        self._file.write(json.dumps(finite, allow_nan=False) + "\n")
-        self._file.flush()
+        line = (json.dumps(finite, allow_nan=False) + "\n").encode()
+        self._file.write(line)
+        flush(self._file)
+        self._hash.update(line)
+
+    def digest(self) -> str:
+        """Of all that is noted so far."""
+        return self._hash.hexdigest()
 
     def close(self) -> None:
         self._file.close()

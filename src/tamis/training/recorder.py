@@ -39,8 +39,9 @@ class Recorder:
     def __init__(self, state: State, config: TrainingConfig, folder: Path, display: Display, leads: bool) -> None:
         self.state, self.config, self.display = state, config, display
         self._outlets: list[Journal | Board] = []
-        if leads:
-            self._outlets.append(Journal(folder / "metrics.jsonl", state.step))
+        self.journal = Journal(folder / "metrics.jsonl", state.step) if leads else None
+        if self.journal is not None:
+            self._outlets.append(self.journal)
             if config.tensorboard:
                 self._outlets.append(Board(folder / "tensorboard", state.step))
         self._pending: deque[tuple[StepNumbers, torch.cuda.Event | None]] = deque()

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-import shutil
 from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
-from tamis.data.files import replacing
 from tamis.decoding.settings import DecodingConfig
+from tamis.files import replace_folder, replacing
 from tamis.training.distributed import Process, process
 from tamis.training.guards import alone_in
 from tamis.training.journal import Display
@@ -79,7 +78,7 @@ def train_in(
                 file.write(recipe.to_toml().encode())
         trainer.run()
         if own.leads:
-            _replace_folder(folder / MODEL, save)
+            replace_folder(folder / MODEL, save)
             display.say(f"model: {folder / MODEL}")
         own.wait()
     return folder / MODEL
@@ -114,14 +113,3 @@ def different_settings(one: dict[str, Any], other: dict[str, Any]) -> list[str]:
         for name in sorted(one.keys() | other.keys())
         if one.get(name) != other.get(name) and name.partition(".")[2] not in MAY_CHANGE.get(name.partition(".")[0], ())
     ]
-
-
-def _replace_folder(folder: Path, save: Save) -> None:
-    """The new one whole, or the old one."""
-    draft = folder.with_name(f".{folder.name}.draft")
-    shutil.rmtree(draft, ignore_errors=True)
-    save(draft)
-    if folder.is_symlink() or folder.is_file():
-        folder.unlink()
-    shutil.rmtree(folder, ignore_errors=True)
-    draft.rename(folder)

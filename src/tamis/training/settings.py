@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from tamis.mechanisms.checks import choose
-from tamis.models.pretrained import (
+from tamis.settings import (
     LARGEST_SEED,
     Config,
     at_least,
     booleans,
+    choose,
     numbers,
     optional_at_least,
     optional_strings,
@@ -48,7 +48,7 @@ class TrainingConfig(Config):
     eps: float = 1e-9
     weight_decay: float = 0.0
     """Of matrices and embeddings; biases, norms, alphas, gains and gates never decay."""
-    mechanism_lr: float = 1.0
+    mechanism_lr: float = 4.0
     """Rate of alphas, gains, gates and whatever else a mechanism learns, as a multiple of everybody's."""
     clip: float = 1.0
     """Largest norm of the gradient; 0 leaves it as it is."""

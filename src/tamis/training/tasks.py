@@ -18,7 +18,7 @@ from torch import Tensor
 
 from tamis.data.batching import IGNORED, ROOM_LENGTH, ROOM_ROWS, Position, rounded_up
 from tamis.data.tasks import SequenceTask, build_task, stream
-from tamis.models.pretrained import Config, at_least
+from tamis.settings import Config, at_least
 from tamis.training.distributed import Process
 from tamis.training.objective import Measured, Objective
 from tamis.training.settings import TrainingConfig

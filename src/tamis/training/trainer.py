@@ -20,6 +20,7 @@ from tamis.nn.layers import TransformerLayer
 from tamis.training import distributed, guards
 from tamis.training.checkpoint import CheckpointError, Checkpoints, average
 from tamis.training.distributed import Process
+from tamis.training.environment import differences, environment
 from tamis.training.graphs import GraphedBackward
 from tamis.training.guards import TrainingError
 from tamis.training.journal import Display, Record
@@ -104,6 +105,7 @@ class Trainer:
         self.ema = MovingAverage(self.model, config.ema) if config.ema else None
         self.state = State()
         self.interruption = guards.Interruption()
+        self._noted: str | None = None
 
     def run(self) -> State:
         """Train to the end, or until patience runs out; returns where it ended."""
@@ -116,6 +118,7 @@ class Trainer:
             self.recorder = stack.enter_context(
                 Recorder(self.state, self.config, self.folder, self.display, self.process.leads)
             )
+            self._check_journal()
             if self.process.world == 1:  # several processes would stop at different steps
                 stack.enter_context(self.interruption.watched())
             if not self._done():
@@ -306,7 +309,13 @@ class Trainer:
                 self.state.step,
                 tables,
                 {CONFIG: self.model.described()},
-                {"training": self.state.to_dict(), "settings": self.config.to_dict(), "data": self.task.fingerprint()},
+                {
+                    "training": self.state.to_dict(),
+                    "settings": self.config.to_dict(),
+                    "data": self.task.fingerprint(),
+                    "environment": environment(self.process),
+                    "journal": self.recorder.journal.digest() if self.recorder.journal is not None else None,
+                },
             )
             self._prune()
         self.process.wait()
@@ -336,6 +345,18 @@ class Trainer:
         if self.process.leads:
             self.checkpoints.remove(step for step in self.checkpoints.steps() if step > number)
         self.display.say(f"going on from step {number} in {self.folder}")
+        if changed := differences(found.get("environment", {}), environment(self.process)):
+            self.display.say(f"not to the bit, because this is not where it ran before: {changed}")
+        self._noted = found.get("journal")
+
+    def _check_journal(self) -> None:
+        """Say so if the records of the steps before are not those that were written."""
+        journal = self.recorder.journal
+        if journal is not None and self._noted is not None and journal.digest() != self._noted:
+            self.display.say(
+                f"{journal.path} is not as it was written up to step {self.state.step}: lines were changed or lost; "
+                "the weights are not affected"
+            )
 
     def _find(self) -> tuple[int | None, dict[str, Any]]:
         """The step and the plain values of the newest checkpoint that is as it was written."""

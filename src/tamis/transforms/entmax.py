@@ -129,7 +129,7 @@ def _away_from_zero(e: Power) -> Power:
     return e if e != 0.0 else 1e-20
 
 
-def _reduce_to(rows: Tensor, e: Tensor) -> Tensor:
+def reduce_to(rows: Tensor, e: Tensor) -> Tensor:
     """Sum a value per row, (..., 1), down to the shape of e, which has the same number of dims."""
     dims = [i for i, size in enumerate(e.shape) if size == 1 and rows.shape[i] != 1]
     return rows.sum(dims, keepdim=True) if dims else rows
@@ -317,7 +317,7 @@ class _EntmaxConjugate(torch.autograd.Function):
         if g is not None:
             dz = g * p if dz is None else dz + g * p
             if e is not None and ctx.needs_input_grad[1]:
-                slope = _reduce_to(g * _conjugate_alpha(p, e), e)
+                slope = reduce_to(g * _conjugate_alpha(p, e), e)
                 de = slope if de is None else de + slope
         return (None if dz is None else dz.to(ctx.dtype)), de, None
 
@@ -343,7 +343,7 @@ def _gradients(ctx: Any, p: Tensor, floor: Tensor, e: Tensor | None, g: Tensor) 
         de = -(curvature(p, power) * dz).sum(-1, keepdim=True) if alpha_grad else None
     else:
         dz, de = _backward_op(p, e, ctx.e_value, floor, g, alpha_grad)
-    return dz.to(ctx.dtype), _reduce_to(de, e) if alpha_grad else None  # type: ignore[arg-type]
+    return dz.to(ctx.dtype), reduce_to(de, e) if alpha_grad else None  # type: ignore[arg-type]
 
 
 def _tangent(ctx: Any, dz: Tensor | None, de: Tensor | None) -> tuple[Tensor, Tensor, Power]:

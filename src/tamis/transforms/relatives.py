@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from tamis.transforms.entmax import entmax_weights
-from tamis.transforms.solver import compute_dtype
+from tamis.transforms.solver import compute_dtype, last_that_holds
 
 
 def relative_to_max(z: Tensor) -> tuple[Tensor, Tensor]:
@@ -86,42 +86,51 @@ def _budgetmax_op(z: Tensor, budget: Tensor) -> Tensor:
     """
     dtype = compute_dtype(z.dtype)
     x, budget = z.to(dtype), budget.to(dtype)
-    if not bool((budget > 0.0).all()):
-        raise ValueError(f"budget must be above 0 everywhere, got {budget.min().item():g}")
+    if not bool((budget >= 0.0).all()):
+        raise ValueError(f"budget must be at least 0 everywhere, got {budget.min().item():g}")
     if x.numel() == 0:
         return torch.zeros_like(x)
     certain = x == math.inf
-    edge = _lowest_with_weight(x, budget, certain)
-    support = (x >= edge) & (x > -math.inf)
-    y = torch.where(support, x - edge, 0.0)  # +inf stays, and is cut to 1
-    previous = math.inf
-    while True:
-        p = y.clamp(max=1.0)
-        lack = budget - p.sum(-1, keepdim=True)
-        free = (support & (y < 1.0)).sum(-1, keepdim=True)
-        step = torch.where(free > 0, lack / free.clamp(min=1), 0.0)
-        worst = step.abs().nan_to_num(0.0).max().item()
-        if not 0.0 < worst < previous:
-            break
-        # The sum is concave in delta and starts too low, so no step goes too far: the steps shrink to nothing.
-        previous = worst
-        y = torch.where(support, y + step, y)
+    descending = x.sort(-1, descending=True).values
     infinities = certain.sum(-1, keepdim=True)
+    lowest = _lowest_with_weight(x, descending, budget, infinities)
+    edge = descending.gather(-1, lowest)
+    support = (x >= edge) & (x > -math.inf)
+    full = _highest_that_are_full(x, descending, budget, infinities, support)
+    y = torch.where(full, 1.0, torch.where(support, x - edge, 0.0))
+    free = support & ~full
+    count = free.sum(-1, keepdim=True)
+    p = y
+    for _ in range(2):  # on the known set the sum is linear in delta; once more for what rounding left
+        lack = torch.where(count > 0, (budget - p.sum(-1, keepdim=True)) / count.clamp(min=1), 0.0)
+        p = torch.where(free, (p + lack).clamp(0.0, 1.0), p)
     p = torch.where(infinities >= budget, certain * (budget / infinities.clamp(min=1)), p)
     return torch.where(x.isnan().any(-1, keepdim=True), math.nan, p)
 
 
-def _lowest_with_weight(x: Tensor, budget: Tensor, certain: Tensor) -> Tensor:
-    """The lowest score of each row whose weight is positive: those above it, measured from it, fall short of budget."""
-    n = x.shape[-1]
-    descending = x.sort(-1, descending=True).values
-    low = certain.sum(-1, keepdim=True).clamp(max=n - 1)
-    high = torch.full_like(low, n - 1)
-    for _ in range(n.bit_length()):
-        middle = (low + high + 1) // 2
-        inside = (x - descending.gather(-1, middle)).clamp_(0.0, 1.0).sum(-1, keepdim=True) < budget
-        low, high = torch.where(inside, middle, low), torch.where(inside, high, torch.maximum(middle - 1, low))
-    return descending.gather(-1, low)
+def _lowest_with_weight(x: Tensor, descending: Tensor, budget: Tensor, infinities: Tensor) -> Tensor:
+    """The place of the lowest score with weight: those above it, measured from it, fall short of the budget."""
+
+    def short(place: Tensor) -> Tensor:
+        return (x - descending.gather(-1, place)).clamp_(0.0, 1.0).sum(-1, keepdim=True) < budget
+
+    last = x.shape[-1] - 1
+    return last_that_holds(short, infinities.clamp(max=last), torch.full_like(infinities, last))
+
+
+def _highest_that_are_full(
+    x: Tensor, descending: Tensor, budget: Tensor, infinities: Tensor, support: Tensor
+) -> Tensor:
+    """Which weights are 1: with the lowest of them just at 1, the weights of all are within the budget."""
+
+    def within(place: Tensor) -> Tensor:
+        lowest = descending.gather(-1, (place - 1).clamp(min=0))
+        weights = torch.where(support, (x - lowest + 1.0).clamp_(0.0, 1.0), 0.0)
+        return (weights.sum(-1, keepdim=True) <= budget) | (place <= infinities)
+
+    count = last_that_holds(within, infinities, support.sum(-1, keepdim=True).clamp(min=infinities))
+    threshold = descending.gather(-1, (count - 1).clamp(min=0))
+    return support & (x >= threshold) & (count > 0)
 
 
 @_budgetmax_op.register_fake

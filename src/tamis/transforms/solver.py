@@ -192,15 +192,20 @@ def _threshold_form(z: Tensor, row_max: Tensor, maxima: Tensor, e: Power, out: T
 
 
 class _Progress:
-    """Ends a Newton loop: when every row has mass one to rounding, or when the worst row no longer improves."""
+    """Ends a Newton loop when no row goes on: each until its mass is one to rounding, or has not come closer.
+
+    Errors of exact steps shrink, so a row that gets no closer is at what rounding allows, whatever the other rows do.
+    """
 
     def __init__(self, dtype: torch.dtype) -> None:
         self.tolerance = 8 * torch.finfo(dtype).eps
-        self.worst = math.inf
+        self.least: Tensor | float = math.inf
 
     def wanted(self, mass: Tensor) -> bool:
-        previous, self.worst = self.worst, (mass - 1.0).abs_().max().item()
-        return self.tolerance < self.worst < previous
+        error = (mass - 1.0).abs_()
+        go_on = bool(((error > self.tolerance) & (error < self.least)).any())
+        self.least = error if isinstance(self.least, float) else torch.minimum(self.least, error)
+        return go_on
 
 
 class _Powers:
@@ -334,11 +339,8 @@ def _edge_form(z: Tensor, row_max: Tensor, maxima: Tensor, e: Power, out: Tensor
     # The k-th largest score is in the support exactly if those above it, measured from it, do not fill the mass.
     low = torch.zeros(z.shape[0], 1, dtype=torch.long, device=z.device)
     high = torch.full_like(low, n - 1)
-    for _ in range(n.bit_length()):
-        middle = (low + high + 1) // 2
-        inside = mass_above(descending.gather(-1, middle)) < 1.0
-        low, high = torch.where(inside, middle, low), torch.where(inside, high, torch.maximum(middle - 1, low))
-    edge = descending.gather(-1, low)
+    last = last_that_holds(lambda k: mass_above(descending.gather(-1, k)) < 1.0, low, high)
+    edge = descending.gather(-1, last)
     above = (z - edge).mul_(e)  # p^e = v^e + above
     support = above >= 0.0
     log_above = above.clamp_(min=0.0).log_()
@@ -354,6 +356,15 @@ def _edge_form(z: Tensor, row_max: Tensor, maxima: Tensor, e: Power, out: Tensor
         slope = torch.where(support, ratio, 0.0).sum(-1, keepdim=True)
         v = (v - (mass - 1.0) / slope).clamp_(min=0.0)
     out.div_(mass)
+
+
+def last_that_holds(holds: Callable[[Tensor], Tensor], low: Tensor, high: Tensor) -> Tensor:
+    """The largest index of each row, from low to high, that `holds`; low does, and none after one that does not."""
+    while bool((low < high).any()):  # the gap halves
+        middle = (low + high + 1) // 2
+        held = holds(middle)
+        low, high = torch.where(held, middle, low), torch.where(held, high, torch.maximum(middle - 1, low))
+    return low
 
 
 # ---------------------------------------------------------------------------------------------------------------

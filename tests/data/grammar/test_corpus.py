@@ -84,7 +84,7 @@ def test_one_translation_per_source(drawn):
 def test_same_everywhere():
     """Frozen: another machine, another Python or another process must give these very pairs."""
     text = "\n".join(f"{e.source_text}\t{e.target_text}\t{sorted(e.links)}" for e in generate(300, "valid", seed=7))
-    assert hashlib.sha256(text.encode()).hexdigest()[:16] == "f9ff38902fedb133"
+    assert hashlib.sha256(text.encode()).hexdigest()[:16] == "d57f0cdd945b94aa"
 
 
 def test_prefix_and_seeds():

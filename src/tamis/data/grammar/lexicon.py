@@ -30,9 +30,10 @@ horse | das Pferd Pferdes Pferde | animal
 bird | der Vogel Vogels Vögel | animal
 mouse mice | die Maus Mäuse | animal
 bear | der Bär Bären Bären | animal
-book | das Buch Buches Bücher | thing
+book | das Buch Buches Bücher | thing text
+newspaper | die Zeitung Zeitungen | thing reading
 key | der Schlüssel Schlüssels Schlüssel | thing
-letter | der Brief Briefes Briefe | thing
+letter | der Brief Briefes Briefe | thing text
 ring | der Ring Ringes Ringe | thing
 picture | das Bild Bildes Bilder | thing
 bag | die Tasche Taschen | thing
@@ -102,6 +103,13 @@ look =for | suchen | acc person animal thing vehicle | person animal
 love | lieben | acc person animal place food drink | person
 know knew known | kennen kannte gekannt | acc person animal place | person
 forget forgot forgotten | vergessen vergisst vergisst vergaß vergessen | acc person thing; to | person
+like | mögen mochte gemocht | acc person animal place food drink | person
+need | brauchen | acc person animal thing vehicle food drink furniture | person
+read read read | lesen liest liest las gelesen | acc text reading; place | person
+write wrote written | schreiben schrieb geschrieben | acc text | person
+carry | tragen trägst trägt trug getragen | acc animal thing food drink furniture | person
+lose lost lost | verlieren verlor verloren | acc thing | person
+clean | putzen | acc vehicle building furniture opening | person
 draw drew drawn | zeichnen | acc person animal thing place landmark | person
 buy bought bought | kaufen | acc animal thing vehicle food drink furniture | person
 sell sold sold | verkaufen | acc animal thing vehicle food furniture | person
@@ -137,10 +145,13 @@ fall fell fallen +asleep | ein+schlafen schläfst schläft schlief ist geschlafe
 sleep slept slept | schlafen schläfst schläft schlief geschlafen | place | person animal
 sing sang sung | singen sang gesungen | place | person animal
 dance | tanzen | place | person animal
+play | spielen | place | person animal
+cook | kochen | place | person
 laugh | lachen | place; prep about über acc person animal | person
 work | arbeiten | place | person
 live | wohnen | at | person
 stand stood stood | stehen stand gestanden | at | person animal vehicle
+stay | bleiben blieb ist geblieben | at | person animal
 sit sat sat | sitzen saß gesessen | at | person animal
 go went gone | gehen ging ist gegangen | move | person animal
 run ran run | laufen läufst läuft lief ist gelaufen | move | person animal

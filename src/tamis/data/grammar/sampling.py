@@ -108,8 +108,13 @@ class Sampler:
         if frame == "passive":
             return self._passive(clause, subject, kinds, rich)
         # Some frames are for people only; there is always a place to be.
-        verb, own = self.draws.pick(verbs_of(frame, subjects=kinds) or verbs_of("place", subjects=kinds))
+        verb, own = self._verb(clause, verbs_of(frame, subjects=kinds) or verbs_of("place", subjects=kinds))
         return self._active(clause, verb, own, subject, rich=rich)
+
+    def _verb(self, clause: Clause, verbs: list[tuple[Verb, Frame]]) -> tuple[Verb, Frame]:
+        """One that shows its tense: "they read" is present."""
+        hidden = clause.tense == "past" and not clause.modal
+        return self.draws.pick([found for found in verbs if not hidden or found[0].past != found[0].base])
 
     def _simple_tense(self) -> str:
         return "past" if self.draws.chance(0.4) else "present"
@@ -231,8 +236,8 @@ class Sampler:
             clause.recipient = pronoun
         elif gap == "object":
             frame = "acc" if "person" not in noun.kinds else self.draws.weighted(ASKED)
-            verb, own = self.draws.pick(verbs_of(frame, objects=noun.kinds))
-            clause = self._active(self._start(frame, tense), verb, own, object=pronoun)
+            start = self._start(frame, tense)
+            clause = self._active(start, *self._verb(start, verbs_of(frame, objects=noun.kinds)), object=pronoun)
         elif gap == "whose":
             owned = self.nominals.noun_phrase(PEOPLE)
             feminine = phrase.plural or noun.gender == FEMININE
@@ -308,10 +313,12 @@ class Sampler:
 
     def _question_of_object(self) -> Clause:
         frame = self.draws.weighted(ASKED)
-        verb, own = self.draws.pick(verbs_of(frame, objects=frozenset(("person",)) if frame == "prep" else frozenset()))
+        start = self._start(frame, "")
+        objects = frozenset(("person",)) if frame == "prep" else frozenset()
+        verb, own = self._verb(start, verbs_of(frame, objects=objects))
         word = "who" if frame != "acc" or ("person" in own.kinds and self.draws.chance(0.5)) else "what"
         asked = self._asked_nominal(("person",) if word == "who" else own.kinds, word)
-        return self._active(self._start(frame, ""), verb, own, object=asked)
+        return self._active(start, verb, own, object=asked)
 
     def _asked_nominal(self, kinds: tuple[str, ...], word: str) -> Nominal:
         """An interrogative pronoun, or which, whose or how many of something."""

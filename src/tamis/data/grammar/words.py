@@ -215,6 +215,7 @@ def _adverbial(english: list[str], german: list[str], tenses: Sequence[str] = ()
 
 IRREGULAR_PRESENT: dict[str, Forms] = {
     "wissen": ("weiß", "weißt", "weiß", "wissen", "wissen"),
+    "mögen": ("mag", "magst", "mag", "mögen", "mögen"),
     "sein": ("bin", "bist", "ist", "sind", "sind"),
     "haben": ("habe", "hast", "hat", "haben", "haben"),
     "werden": ("werde", "wirst", "wird", "werden", "werden"),

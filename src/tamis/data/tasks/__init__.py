@@ -12,7 +12,7 @@ from tamis.data.tasks.base import SPLITS, Sequences, SequenceTask, distinct, str
 from tamis.data.tasks.recall import MQMTAR, MaxRetrieval, Passkey
 from tamis.data.tasks.strings import Copy, Reverse, Sort, TwoBack
 from tamis.data.tasks.tracking import FlipFlop, LocalCount
-from tamis.mechanisms.checks import choose
+from tamis.settings import choose
 
 TASKS: dict[str, type[SequenceTask]] = {
     "mqmtar": MQMTAR,

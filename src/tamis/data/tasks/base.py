@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from tamis.mechanisms.checks import choose
+from tamis.settings import choose
 
 SPLITS = {"train": (0, 1), "valid": (2,), "test": (3,)}
 """Which quarters of all sources, told apart by a hash, from the first to the last belong to which split."""

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from tamis.data.tasks.base import SequenceTask, distinct
-from tamis.models.pretrained import at_least
+from tamis.settings import at_least
 
 FILLER, IS, ASK = 0, 1, 2
 

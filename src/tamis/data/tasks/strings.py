@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from tamis.data.tasks.base import SequenceTask
-from tamis.models.pretrained import at_least
+from tamis.settings import at_least
 
 
 @dataclass(frozen=True)

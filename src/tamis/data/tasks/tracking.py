@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from tamis.data.tasks.base import SequenceTask
-from tamis.models.pretrained import at_least, shares
+from tamis.settings import at_least, shares
 
 WRITE, IGNORE, READ = 2, 3, 4
 

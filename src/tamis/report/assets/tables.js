@@ -22,26 +22,32 @@ function swatch(run) {
   return box;
 }
 
-const interval = ({ low, high }) => `95 % interval ${fixed(low, 1)} to ${fixed(high, 1)}`;
+const interval = (text) => ({ low, high }) => (isNumber(low) ? `95 % interval ${text(low)} to ${text(high)}` : 'no interval');
+const withInterval = (text) => ({ score, low, high }) => text(score) + (isNumber(low) ? ` \u00b1${text((high - low) / 2)}` : '');
+const points = (value) => fixed(value, 1);
+const hundredths = (value) => fixed(100 * value, 1);
 
-// The figures of runs; `sense` is 1 where more is better and -1 where less is.
+// The figures of runs; `sense` is 1 where more is better and -1 where less is, of those that have an interval.
 const FIGURES = [
-  { name: 'bleu', title: 'BLEU', text: ({ score }) => fixed(score, 1), about: interval, sense: 1 },
-  { name: 'chrf', title: 'chrF', text: ({ score }) => fixed(score, 1), about: interval, sense: 1 },
-  { name: 'perplexity', title: 'perplexity', text: (found) => fixed(found, 2), about: () => 'per token', sense: -1 },
-  { name: 'aer', title: 'AER', text: (found) => percent(found), about: () => 'alignment error rate', sense: -1 },
+  { name: 'bleu', title: 'BLEU', text: withInterval(points), about: interval(points), sense: 1 },
+  { name: 'chrf', title: 'chrF', text: withInterval(points), about: interval(points), sense: 1 },
+  { name: 'perplexity', title: 'perplexity', text: (found) => fixed(found, 2), about: () => 'per token' },
+  { name: 'aer', title: 'AER %', text: withInterval(hundredths), about: interval(hundredths), sense: -1 },
   { name: 'density', title: 'density', text: (found) => fixed(found, 3), about: () => 'share of keys with a weight' },
   { name: 'diversity', title: 'diversity', text: (found) => fixed(found, 3), about: () => 'how heads differ, 0 to 1' },
   { name: 'null_share', title: 'null rows', text: (found) => percent(found), about: () => 'rows without any weight' },
-  { name: 'tokens_per_second', title: 'tokens/s', text: whole, about: () => 'while training, all in all', sense: 1 },
+  { name: 'tokens_per_second', title: 'tokens/s', text: whole, about: () => 'while training, all in all' },
 ];
 
 const plainFigure = (found) => (typeof found === 'object' ? found?.score : found);
 
-function best({ name, sense }) {
-  const values = runs.map((run) => plainFigure(run.figures[name])).filter(isNumber);
-  if (!sense || values.length < 2) return null;
-  return sense * Math.max(...values.map((value) => sense * value));
+// The run that is ahead of every other by more than their intervals allow, if there is one.
+function leader({ name, sense }) {
+  const found = runs.map((run) => run.figures[name]);
+  if (!sense || runs.length < 2 || !found.every((figure) => isNumber(figure?.low))) return null;
+  const ahead = (one, other) => (sense > 0 ? one.low > other.high : one.high < other.low);
+  const place = found.findIndex((one) => found.every((other) => other === one || ahead(one, other)));
+  return runs[place] ?? null;
 }
 
 function runsTable() {
@@ -52,7 +58,7 @@ function runsTable() {
   const cell = (run, figure) => {
     const found = run.figures[figure.name];
     if (found === undefined) return '';
-    const mark = plainFigure(found) === best(figure) ? 'best' : null;
+    const mark = leader(figure) === run ? 'best' : null;
     return el('span', { class: mark, title: figure.about(found) }, figure.text(found));
   };
   const rows = runs.map((run) => [
@@ -67,7 +73,7 @@ function runsTable() {
     {
       name: 'runs',
       title: runs.length > 1 ? 'Runs' : 'Run',
-      caption: runs.length > 1 ? `${caption} Bold is the best of its column.` : caption,
+      caption: runs.length > 1 ? `${caption} Bold is ahead of all others by more than the intervals allow.` : caption,
       rows: [['run', 'attention', ...titles], ...csv],
     },
     table('runs', [['run'], ['attention'], ...titles.map((title) => [title, true])], rows),

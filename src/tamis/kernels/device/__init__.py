@@ -1,0 +1,1 @@
+"""What attention, decoding and row transforms share in Triton's language."""

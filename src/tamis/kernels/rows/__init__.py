@@ -1,0 +1,1 @@
+"""Entmax and its loss over the rows of a matrix."""

@@ -1,0 +1,1 @@
+"""The kernels of row transforms, in Triton's language."""

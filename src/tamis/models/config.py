@@ -1,0 +1,95 @@
+"""What the configs of all models share."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from typing import Any
+
+from tamis.positions import Position, build_position
+from tamis.positions.registry import read_position
+from tamis.settings import (
+    Config,
+    Spec,
+    at_least,
+    booleans,
+    describe_spec,
+    numbers,
+    optional_at_least,
+    optional_numbers,
+    readable,
+    shares,
+)
+
+OF_POSITIONS = {"rope": ("base", "rope_base"), "learned": ("max_length", "max_length")}
+"""Settings of positions that have a field of the config beside them, which names alone are built with."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelConfig(Config):
+    """Sizes and kinds of layers; which are the default is a model's own choice."""
+
+    vocab_size: int
+    embed_dim: int
+    num_heads: int = 8
+    num_kv_heads: int | None = None
+    """None: as many as num_heads."""
+    head_dim: int | None = None
+    """None: embed_dim // num_heads."""
+    ffn_dim: int
+    position: Spec
+    """A name, or a table with a name and settings: {"name": "rope", "base": 500000, "scaling": 4}."""
+    max_length: int = 1024
+    """Of learned positions; the others have no bound."""
+    rope_base: float = 10000.0
+    """Of rotary positions that do not say their base themselves."""
+    activation: str
+    norm: str
+    arrangement: str = "pre"
+    """Norms before ("pre") or after ("post") each sublayer, or around it ("both")."""
+    bias: bool
+    dropout: float
+    attention_dropout: float
+    tie_embeddings: bool = True
+    """The output layer is the embedding of what is written."""
+    initial_spread: float | None = None
+    """Standard deviation of attention's scores at the start, about.  None: what each mechanism learns best from."""
+
+    def __post_init__(self) -> None:
+        at_least(self, 1, "vocab_size", "embed_dim", "num_heads", "ffn_dim", "max_length")
+        optional_at_least(self, 1, "num_kv_heads", "head_dim")
+        shares(self, "dropout", "attention_dropout")
+        booleans(self, "bias", "tie_embeddings")
+        numbers(self, "rope_base", above=0.0)
+        optional_numbers(self, "initial_spread", above=0.0)
+        readable(self, read_position, "position")
+        self._positions()
+
+    def build_position(self) -> Position:
+        """The position encoding of one stack of layers."""
+        name, own = self._positions()
+        return build_position({"name": name, **own}, self.embed_dim, self.num_heads, head_dim=self.head_dim)
+
+    def position_limit(self) -> int | None:
+        """How many positions there are, where they are learned; None: there is no bound."""
+        name, own = self._positions()
+        return own["max_length"] if name == "learned" else None
+
+    def describe_position(self) -> str:
+        return describe_spec(*read_position(self.position))
+
+    def _positions(self) -> tuple[str, dict[str, Any]]:
+        """The name of the position encoding, and its settings with those that the config has of its own."""
+        name, own = read_position(self.position)
+        if name not in OF_POSITIONS:
+            return name, own
+        setting, beside = OF_POSITIONS[name]
+        value, default = getattr(self, beside), _default(beside)
+        if setting in own and value not in (default, own[setting]):
+            raise ValueError(
+                f"position says {setting} = {own[setting]!r}, and {beside} = {value!r}: leave out {beside}"
+            )
+        return name, {setting: value, **own}
+
+
+def _default(name: str) -> Any:
+    return next(field.default for field in fields(ModelConfig) if field.name == name)

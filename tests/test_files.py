@@ -1,0 +1,116 @@
+import errno
+import os
+from pathlib import Path
+
+import pytest
+
+from tamis import files
+from tamis.files import check_sealed, replace_folder, seal, standing
+
+
+def test_a_full_disk_names_the_file_and_leaves_the_old_one(tmp_path, monkeypatch):
+    path = tmp_path / "numbers.bin"
+    path.write_bytes(b"old")
+
+    def full(file):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(files, "flush", full)
+    with pytest.raises(OSError, match=str(path)), files.replacing(path) as file:
+        file.write(b"new")
+    assert path.read_bytes() == b"old"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+# ---------------------------------------------------------------------------------------------------------------
+# Sealed folders
+
+
+def sealed_folder(folder: Path) -> Path:
+    folder.mkdir()
+    (folder / "a").write_bytes(bytes(range(256)) * 100)
+    (folder / "b").write_bytes(b"")
+    seal(folder)
+    return folder
+
+
+def test_a_sealed_folder_is_as_it_was(tmp_path, monkeypatch):
+    monkeypatch.setattr("tamis.files.BLOCK", 1000)
+    check_sealed(sealed_folder(tmp_path / "x"), "a", "b", "never there")
+    check_sealed(tmp_path, "a")  # never sealed
+
+
+@pytest.mark.parametrize("place", [0, 999, 1000, 25_599])
+def test_one_bit_is_noticed(tmp_path, monkeypatch, place: int):
+    monkeypatch.setattr("tamis.files.BLOCK", 1000)
+    folder = sealed_folder(tmp_path / "x")
+    content = bytearray((folder / "a").read_bytes())
+    content[place] ^= 16
+    (folder / "a").write_bytes(content)
+    with pytest.raises(
+        ValueError, match=r"a is not as it was written; if you changed it on purpose, remove .*checksums"
+    ):
+        check_sealed(folder, "a")
+    check_sealed(folder, "b")
+    (folder / "b").write_bytes(b"x")
+    with pytest.raises(ValueError, match="b is not as it was written"):
+        check_sealed(folder, "b")
+    (folder / "b").unlink()
+    with pytest.raises(FileNotFoundError, match="b is missing"):
+        check_sealed(folder, "b")
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{", '{"a": 3}', '{"a": {"bytes": 1}}'])
+def test_a_damaged_seal_is_named(tmp_path, text: str):
+    folder = sealed_folder(tmp_path / "x")
+    (folder / "checksums.json").write_text(text)
+    if text == "[]":  # names nothing
+        check_sealed(folder, "a")
+        return
+    with pytest.raises(ValueError, match=r"checksums\.json is damaged"):
+        check_sealed(folder, "a")
+
+
+# ---------------------------------------------------------------------------------------------------------------
+# Replaced folders
+
+
+def written(text: str):
+    def write(folder: Path) -> None:
+        folder.mkdir()
+        (folder / "text").write_text(text)
+
+    return write
+
+
+@pytest.mark.parametrize("moment", range(3))
+def test_a_folder_is_replaced_whole_whenever_it_ends(tmp_path, monkeypatch, moment: int):
+    folder = tmp_path / "model"
+    replace_folder(folder, written("old"))
+    calls = iter(range(10))
+    rename = Path.rename
+
+    def dies(self: Path, target: Path) -> Path:
+        if next(calls) == moment:
+            raise KeyboardInterrupt
+        return rename(self, target)
+
+    monkeypatch.setattr(Path, "rename", dies)
+    if moment < 2:
+        with pytest.raises(KeyboardInterrupt):
+            replace_folder(folder, written("new"))
+        assert (standing(folder) / "text").read_text() == "old"
+    else:
+        replace_folder(folder, written("new"))
+    monkeypatch.undo()
+    replace_folder(folder, written("newer"))
+    assert (standing(folder) / "text").read_text() == "newer"
+    assert [path.name for path in tmp_path.iterdir()] == ["model"]
+
+
+def test_a_write_that_fails_changes_nothing(tmp_path):
+    folder = tmp_path / "model"
+    replace_folder(folder, written("old"))
+    with pytest.raises(OSError, match="full"):
+        replace_folder(folder, lambda draft: (_ for _ in ()).throw(OSError("full")))
+    assert (standing(folder) / "text").read_text() == "old"

@@ -1,0 +1,41 @@
+"""The sentences that documents and the demo offer for translation are ones that the demo's models know."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from tamis.config import read_recipe
+from tamis.data.grammar import generate
+from tamis.decoding import Translator
+from tamis.demo.translation import ARMS, RECIPE, SHOWCASE
+from tamis.runs import train_run
+
+ROOT = Path(__file__).parents[1]
+TRANSLATION = "Der alte Mann liest eine Zeitung."
+OFFERED = re.compile(r"echo '([^']+)' \| tamis translate|translator(?:\.\w+)?\(\[\"([^\"]+)\"\]")
+
+
+def offered() -> set[str]:
+    texts = [path.read_text(encoding="utf-8") for path in (ROOT / "README.md", *(ROOT / "docs").glob("*.md"))]
+    return {SHOWCASE, *(first or second for text in texts for first, second in OFFERED.findall(text))}
+
+
+def test_every_word_of_them_is_in_the_grammar():
+    examples = generate(20_000)
+    english = {word for example in examples for word in example.source}
+    german = {word for example in examples for word in example.target}
+    assert len(OFFERED.findall((ROOT / "README.md").read_text(encoding="utf-8"))) >= 1
+    for sentence in offered():
+        assert set(re.findall(r"\w+|[^\w\s]", sentence)) <= english, sentence
+    assert set(re.findall(r"\w+|[^\w\s]", TRANSLATION)) <= german
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("arm", ARMS)
+def test_the_models_of_the_demo_translate_it_right(arm: str, tmp_path: Path):
+    recipe = read_recipe(RECIPE, [f'data.folder="{tmp_path}/data"'], arm)
+    train_run(recipe, tmp_path / "run", "cpu")
+    assert Translator.load(tmp_path / "run", "cpu")([SHOWCASE]) == [TRANSLATION]
