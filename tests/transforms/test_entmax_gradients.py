@@ -524,18 +524,19 @@ def test_compile_inside_a_model() -> None:
     torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize("native", [False, True])
 @pytest.mark.parametrize(("alpha", "dtype"), [(1.0, torch.float32), (1.5, torch.bfloat16), (3.0, torch.float64)])
-def test_opcheck(alpha: float, dtype: torch.dtype) -> None:
+def test_opcheck(alpha: float, dtype: torch.dtype, native: bool) -> None:
     work = torch.promote_types(dtype, torch.float32)
     z = torch.randn(2, 3, 5).to(dtype)
     excess = torch.full((1, 3, 1), alpha - 1.0, dtype=work)
     for e, value in ((None, alpha - 1.0), (excess, None)):
-        torch.library.opcheck(torch.ops.tamis.entmax_forward, (z, e, value))
-        p, floor = torch.ops.tamis.entmax_forward(z, e, value)
+        torch.library.opcheck(torch.ops.tamis.entmax_forward, (z, e, value, native))
+        p, floor = torch.ops.tamis.entmax_forward(z, e, value, native)
         assert p.dtype == floor.dtype == work
         assert floor.shape == (2, 3, 1)
         for alpha_gradient in (False, True):
-            arguments = (p, e, value, floor, torch.randn_like(p), alpha_gradient)
+            arguments = (p, e, value, floor, torch.randn_like(p), alpha_gradient, native)
             torch.library.opcheck(torch.ops.tamis.entmax_backward, arguments)
 
 

@@ -102,6 +102,7 @@ struct Backward {
         T* out = dz + r * width;
         const Vec<T> least = all(floor[r]);
         T total, dot;
+        Bits<T> met{};
         add_up<T>(width, dot, total, [&](int64_t j, Vec<T>& s) TAMIS_LAMBDA {
             const int count = int(std::min<int64_t>(kLanes<T>, width - j));
             const Vec<T> w = read(weights + j, count);
@@ -109,6 +110,7 @@ struct Backward {
             Vec<T> product{};
             const Bits<T> live = ~(w <= least);  // no number stays one
             if (any(live)) {
+                met += live;
                 s = choose(live, slope(w), Vec<T>{});
                 product = choose(live, s * read(grads + j, count), Vec<T>{});
             }
@@ -116,6 +118,9 @@ struct Backward {
             return product;
         });
         const T mean = total == 0 ? T(0) : dot / total;
+        // Gradients add up to 0, so kappa may be measured from any value: that of equal weights, where most would cancel.
+        const T support = sum<T>(__builtin_convertvector(-met, Vec<T>));
+        const T equal = de && support > 0 ? curvature(all(1 / support), e.of(r))[0] : T(0);
         T unused, change = 0;
         add_up<T>(width, change, unused, [&](int64_t j, Vec<T>& none) TAMIS_LAMBDA {
             const int count = int(std::min<int64_t>(kLanes<T>, width - j));
@@ -124,7 +129,7 @@ struct Backward {
             if (!any(~(s == T(0)))) return Vec<T>{};
             const Vec<T> gradient = choose(s == T(0), Vec<T>{}, s * (read(grads + j, count) - mean));
             write(out + j, gradient, count);
-            return de ? curvature(read(weights + j, count), e.of(r)) * gradient : Vec<T>{};
+            return de ? (curvature(read(weights + j, count), e.of(r)) - equal) * gradient : Vec<T>{};
         });
         if (de) de[r] = -change;
     }
