@@ -9,13 +9,16 @@ WORKERS ?= 2
 GPU_WORKERS ?= 8
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test browser check format slow gpu-test sanitize gpu-proof bench clean
+.PHONY: help demo test browser check format slow native-check gpu-test sanitize gpu-proof bench clean
 
 help:  ## show this
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
 
+# Installing builds the C++ kernels, so it is done again when their sources change.
+NATIVE := setup.py $(wildcard src/tamis/native/cpp/*)
+
 # torch goes first and alone: a range would let another package pull in a different build of it.
-$(VENV)/.user: pyproject.toml constraints.txt
+$(VENV)/.user: pyproject.toml constraints.txt $(NATIVE)
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(PIP) $(TORCH)
 	$(PIP) --editable '.[train,plots]'
@@ -28,10 +31,11 @@ $(VENV)/.dev: $(VENV)/.user
 demo: $(VENV)/.user  ## the whole story in pictures and a table, written to demo/
 	$(BIN)/tamis demo
 
-# Workers with threads of their own would stand in each other's way.
+# Workers with threads of their own would stand in each other's way.  The C++ kernels must be there: without TAMIS_NATIVE a
+# build that fails would only make everything slow.
 test: $(VENV)/.dev  ## everything that is neither slow nor in need of a GPU
 	@command -v chromedriver >/dev/null || echo 'no chromedriver: tests of the report in a browser are skipped, see make browser'
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m 'not gpu and not slow' -n $(WORKERS) --dist loadfile
+	TAMIS_NATIVE=require OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m 'not gpu and not slow' -n $(WORKERS) --dist loadfile
 
 browser:  ## Chromium and its driver for the tests of the report, where there is apt
 	command -v chromedriver >/dev/null || { apt-get update -qq && \
@@ -39,6 +43,9 @@ browser:  ## Chromium and its driver for the tests of the report, where there is
 
 slow: $(VENV)/.dev  ## the slow tests
 	$(BIN)/python -m pytest -m 'slow and not gpu'
+
+native-check: $(VENV)/.dev  ## the C++ kernels under sanitizers, and 2,000 random calls of those for older CPUs
+	$(BIN)/python tests/native/check.py
 
 gpu-test: $(VENV)/.dev  ## the tests that need a CUDA device
 	$(BIN)/python -m pytest -m gpu -n $(GPU_WORKERS)

@@ -107,7 +107,7 @@ void round(tamis::Dtype dtype) {
             expect(std::isnan(mass), "no number must show");
             continue;
         }
-        const bool is_empty = kind == 7;
+        const bool is_empty = kind == 7 || (kind == 11 && n == 1 && dtype == tamis::Dtype::kHalf);  // -3e38 is -inf there
         expect(std::abs(mass - (is_empty ? 0 : 1)) < 1e-5, "mass");
         expect(std::abs(drift) <= 1e-4 * size_of_drift + 1e-5, "gradients add up to 0");
     }

@@ -1,4 +1,4 @@
-"""The CPU part of `tamis bench transforms`: rows and their loss beside torch's dense ones, for each build of the kernels.
+"""The CPU part of `tamis bench transforms`: rows and their loss beside torch's dense ones, for each build of kernels.
 
 Every build of the C++ kernels that this CPU can run is timed in a process of its own, or with TAMIS_NATIVE set to one
 ("0": plain torch) that alone; its results join those of the others in the file.
@@ -94,8 +94,8 @@ def measure(output: Path | None, build: str, repeats: int) -> None:
 
 
 def keep_memory() -> None:
-    """Have freed memory stay with the process: by what was freed before, results would lie in fresh pages or in used ones,
-    which costs more than softmax.
+    """Have freed memory stay with the process: else what was freed before decides whether results lie in fresh pages,
+    which cost more than softmax.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is not None:  # of glibc
@@ -133,8 +133,10 @@ def time_case(case: Case, repeats: int) -> Row:
                 calls["entmax"] = wrap(other)
             except Exception as error:  # a peer that cannot do this is part of the result
                 row["unsupported"] = {"entmax": reason(error)}
-    if other := calls.pop("entmax", None):  # apart: what it leaves in caches and free memory slows whoever comes next
-        beside = alternate({"tamis": calls["tamis"], "entmax": other}, repeats)
+    if (
+        theirs := calls.pop("entmax", None)
+    ) is not None:  # apart: what it leaves in caches and free memory slows whoever comes next
+        beside = alternate({"tamis": calls["tamis"], "entmax": theirs}, repeats)
         row["entmax"] = beside["entmax"]
         row["faster_than_entmax"] = beside["entmax"]["min_ms"] / beside["tamis"]["min_ms"]
     row |= alternate(calls, repeats)

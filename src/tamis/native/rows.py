@@ -52,7 +52,7 @@ def solve(z: Tensor, e: Exponent) -> tuple[Tensor, Tensor]:
     dtype = _compute_dtype(z)
     p, floor = torch.empty(z.shape, dtype=dtype), torch.empty((z.shape[0], 1), dtype=dtype)
     powers = _powers(e, dtype)
-    _call("tamis_forward", *_rows(z, powers), p.data_ptr(), floor.data_ptr())
+    _call("tamis_forward", *_rows(z, powers, e), p.data_ptr(), floor.data_ptr())
     return p, floor
 
 
@@ -65,7 +65,7 @@ def gradient(p: Tensor, floor: Tensor, g: Tensor, e: Exponent, with_e: bool) -> 
     _call(
         "tamis_backward",
         *(p.data_ptr(), floor.data_ptr(), g.data_ptr(), g.stride(0), DTYPES[p.dtype], *p.shape),
-        *(powers.data_ptr(), int(powers.numel() == 1), dz.data_ptr(), de.data_ptr() if with_e else None),
+        *(powers.data_ptr(), _is_shared(e), dz.data_ptr(), de.data_ptr() if with_e else None),
     )
     return dz, de
 
@@ -78,7 +78,7 @@ def losses(z: Tensor, e: Exponent, loss: Loss, with_e: bool) -> tuple[Tensor, Te
     powers, loss = _powers(e, dtype), _in_memory(loss, dtype)
     _call(
         "tamis_loss_forward",
-        *(*_rows(z, powers), *_loss(loss), values.data_ptr(), kept.data_ptr(), int(with_e)),
+        *(*_rows(z, powers, e), *_loss(loss), values.data_ptr(), kept.data_ptr(), int(with_e)),
     )
     return values, kept
 
@@ -92,7 +92,7 @@ def loss_gradient(z: Tensor, kept: Tensor, g: Tensor, e: Exponent, loss: Loss, w
     powers, loss = _powers(e, dtype), _in_memory(loss, dtype)
     _call(
         "tamis_loss_backward",
-        *(*_rows(z, powers), *_loss(loss), kept.data_ptr(), g.data_ptr(), int(g.numel() > 1)),
+        *(*_rows(z, powers, e), *_loss(loss), kept.data_ptr(), g.data_ptr(), int(g.numel() > 1)),
         *(dz.data_ptr(), de.data_ptr() if with_e else None),
     )
     return dz, de
@@ -121,9 +121,14 @@ def _powers(e: Exponent, dtype: torch.dtype) -> Tensor:
     return e.to(dtype).contiguous() if isinstance(e, Tensor) else torch.tensor([e], dtype=dtype)
 
 
-def _rows(z: Tensor, powers: Tensor) -> tuple[int, ...]:
+def _rows(z: Tensor, powers: Tensor, e: Exponent) -> tuple[int, ...]:
     layout = (z.data_ptr(), DTYPES[z.dtype], z.stride(0), *z.shape)
-    return (*layout, powers.data_ptr(), int(powers.numel() == 1))
+    return (*layout, powers.data_ptr(), _is_shared(e))
+
+
+def _is_shared(e: Exponent) -> int:
+    """Whether all rows have one alpha.  A tensor never tells: a row would be solved one way alone and another in company."""
+    return int(not isinstance(e, Tensor))
 
 
 def _in_memory(loss: Loss, dtype: torch.dtype) -> Loss:
