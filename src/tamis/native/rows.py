@@ -127,7 +127,7 @@ def _rows(z: Tensor, powers: Tensor, e: Exponent) -> tuple[int, ...]:
 
 
 def _is_shared(e: Exponent) -> int:
-    """Whether all rows have one alpha.  A tensor never tells: a row would be solved one way alone and another in company."""
+    """Whether all rows have one alpha.  A tensor never tells: alone, a row would be solved in another way."""
     return int(not isinstance(e, Tensor))
 
 

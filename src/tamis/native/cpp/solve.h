@@ -132,8 +132,8 @@ template <class T>
 constexpr int kGroups = 64 * 4 / int(sizeof(T));
 template <class T>
 constexpr int kMaxima = kGroups<T> / kLanes<T>;
-// Newton's steps on them; any number will do.
-constexpr int kBoundSteps = 5;
+// Newton's steps on them; any number will do, and more cost more than they spare.
+constexpr int kBoundSteps = 2;
 
 template <class T>
 struct Survey {
