@@ -252,12 +252,12 @@ def attention_scores(
 ) -> tuple[Tensor, Tensor]:
     """Scaled and biased scores and whether each is visible, both (B, H, Lq, Lk).
 
-    A score that an additive mask sets to -inf counts as hidden.
+    A score that an additive mask sets to -inf counts as hidden; one that is not a number does not.
     """
     call = check_call(query, key, None, attn_mask, 0.0, is_causal, scale, enable_gqa, **options)
     scores, keep = dense_scores(call)
-    finite = scores > float("-inf")
-    return scores, finite if keep is None else finite & keep
+    above = scores != float("-inf")
+    return scores, above if keep is None else above & keep
 
 
 def sparse_attention_weights(
