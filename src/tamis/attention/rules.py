@@ -153,10 +153,11 @@ class Activation(Rule):
             raise ValueError(
                 f"activation must be one of {', '.join(ACTIVATIONS)}, got {self.name!r}; did you mean {nearest!r}?"
             )
+        bias, slope = _finite("bias", self.bias), _finite("slope", self.slope)
         scale = None
         if self.per_count:
             scale = 1.0 / call.counts().clamp(min=1).unsqueeze(-1).to(compute_dtype(call.query.dtype))
-        return BoundActivation(self.name, float(self.bias), float(self.slope), scale)
+        return BoundActivation(self.name, bias, slope, scale)
 
 
 @dataclass(frozen=True)
@@ -169,6 +170,11 @@ class Softpick(Rule):
 
     eps: float = 1e-6
 
+    def bind(self, call: Call) -> Softpick:
+        if _finite("eps", self.eps) < 0.0:
+            raise ValueError(f"eps must be at least 0, got {self.eps}")
+        return self
+
     def dense(self, scores: Tensor, keep: Tensor | None) -> Tensor:
         x = scores.masked_fill(scores == -math.inf, 0.0)  # e^0 - 1 = 0: hidden keys have no part in the sum
         if x.shape[-1] == 0:
@@ -179,6 +185,15 @@ class Softpick(Rule):
         small = x.clamp(max=1.0).expm1() * (-top).exp()
         shifted = torch.where(x > 1.0, large, small)
         return shifted.relu() / (shifted.abs().sum(-1, keepdim=True) + self.eps)
+
+
+def _finite(name: str, value: object) -> float:
+    """A setting of a rule, which is a number and has no gradient."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise TypeError(f"{name} must be a number, got {type(value).__name__}")
+    if not -math.inf < value < math.inf:
+        raise ValueError(f"{name} must be finite, got {value}")
+    return float(value)
 
 
 # ---------------------------------------------------------------------------------------------------------------
