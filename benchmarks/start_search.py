@@ -45,7 +45,7 @@ def searched() -> list[tuple[str, int, Settings]]:
 
 
 def seeded(best_softmax: Settings) -> list[tuple[str, int, Settings]]:
-    """The demo's arms as the recipe has them, and softmax as it was best in the search, with learned alphas beside it."""
+    """The demo's arms as the recipe has them, and softmax as it was best in the search, learned alphas beside it."""
     runs: list[tuple[str, int, Settings]] = [(arm, seed, {}) for seed in (1, 2, 3) for arm in ARMS]
     return runs + [(arm, seed, best_softmax) for arm in ARMS[:2] for seed in (1, 2, 3)] if best_softmax else runs
 

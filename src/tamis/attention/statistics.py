@@ -115,7 +115,9 @@ class SparseWeights(NamedTuple):
         dense[rows, self.col] = self.val
         return dense.view(self.shape)
 
-    dense = to_dense  # as the weights in a report have it
+    def dense(self) -> Tensor:
+        """`to_dense`, by the name that weights in a report have for it."""
+        return self.to_dense()
 
     def to_torch(self) -> Tensor:
         """The weights as a tensor in torch's layout of compressed rows, (B * H * Lq, Lk)."""
