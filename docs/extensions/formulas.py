@@ -1,4 +1,4 @@
-"""Formulas by KaTeX, from files of the site itself: `make docs` fetches them once, and a reader's browser fetches nothing.
+"""Formulas by KaTeX, from files of the site itself: `make docs` fetches them once, readers fetch nothing.
 
 The page holds the TeX as it was written; static/formulas.js has it drawn.
 """

@@ -1,4 +1,4 @@
-"""Pages link to files of the repository as they lie beside docs/, so that the links work in a checkout as well as in the
+"""Pages link to files of the repository as they lie beside docs/, so that the links work in a checkout and in the
 site; and README, CONTRIBUTING and CHANGELOG of the repository are pages of the site."""
 
 import os
