@@ -29,7 +29,7 @@ demo: $(VENV)/.user  ## the whole story in pictures and a table, written to demo
 	$(BIN)/tamis demo
 
 # Workers with threads of their own would stand in each other's way.
-test: $(VENV)/.dev  ## everything that is neither slow nor in need of a GPU
+test: $(VENV)/.dev  ## the fast CPU tests (about 9 minutes on two cores)
 	@command -v chromedriver >/dev/null || echo 'no chromedriver: tests of the report in a browser are skipped, see make browser'
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m 'not gpu and not slow' -n $(WORKERS) --dist loadfile
 
