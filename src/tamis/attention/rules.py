@@ -162,7 +162,7 @@ class Activation(Rule):
 
 @dataclass(frozen=True)
 class Softpick(Rule):
-    """Rectified softmax, relu(e^x - 1) / sum |e^x - 1|: sparse weights whose sum is at most one.
+    """Rectified softmax, ``relu(e^x - 1) / sum |e^x - 1|``: sparse weights whose sum is at most one.
 
     Args:
         eps: keeps rows of zero scores from 0 / 0.

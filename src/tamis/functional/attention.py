@@ -52,7 +52,7 @@ def attention(
             linear in the length, "dense" on the whole matrix, "sdpa" on torch's.  :func:`attention_backends` explains.
 
     Keyword arguments that all attention functions share:
-        alibi_slopes: (H,) or (B, H); adds -slope * |distance| to the scores.
+        alibi_slopes: (H,) or (B, H); adds ``-slope * |distance|`` to the scores.
         window: positions seen before and after a query, an int or a pair (left, right); None or -1 = no bound.
         query_positions, key_positions: integers, (L,) or (B, L), that `is_causal`, `window` and ALiBi compare.
         key_lengths: (B,); keys from this index on are padding.
