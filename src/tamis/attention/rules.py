@@ -18,7 +18,7 @@ from torch import Tensor
 
 from tamis.attention.call import Call
 from tamis.transforms.entmax import alpha_gradient_rows, entmax_weights, vjp_rows
-from tamis.transforms.parameters import row_parameter, values_known
+from tamis.transforms.parameters import number, row_parameter, switch, values_known
 from tamis.transforms.solver import Power, Workspace, compute_dtype, solve_rows
 
 ACTIVATIONS = ("relu", "squared_relu", "leaky_relu", "gelu", "identity", "sigmoid")
@@ -153,10 +153,11 @@ class Activation(Rule):
             raise ValueError(
                 f"activation must be one of {', '.join(ACTIVATIONS)}, got {self.name!r}; did you mean {nearest!r}?"
             )
+        bias, slope = number("bias", self.bias), number("slope", self.slope)
         scale = None
-        if self.per_count:
+        if switch("per_count", self.per_count):
             scale = 1.0 / call.counts().clamp(min=1).unsqueeze(-1).to(compute_dtype(call.query.dtype))
-        return BoundActivation(self.name, float(self.bias), float(self.slope), scale)
+        return BoundActivation(self.name, bias, slope, scale)
 
 
 @dataclass(frozen=True)
