@@ -267,7 +267,6 @@ def test_activation_of_a_wrong_type(activation: Any) -> None:
 WITH_BACKEND = (
     attention,
     entmax_attention,
-    paged_attention,
     relu_attention,
     softmax_attention,
     sparse_attention_weights,
