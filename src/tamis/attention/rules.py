@@ -18,7 +18,7 @@ from torch import Tensor
 
 from tamis.attention.call import Call
 from tamis.transforms.entmax import alpha_gradient_rows, entmax_weights, vjp_rows
-from tamis.transforms.parameters import row_parameter, values_known
+from tamis.transforms.parameters import number, row_parameter, switch, values_known
 from tamis.transforms.solver import Power, Workspace, compute_dtype, solve_rows
 
 ACTIVATIONS = ("relu", "squared_relu", "leaky_relu", "gelu", "identity", "sigmoid")
@@ -153,9 +153,9 @@ class Activation(Rule):
             raise ValueError(
                 f"activation must be one of {', '.join(ACTIVATIONS)}, got {self.name!r}; did you mean {nearest!r}?"
             )
-        bias, slope = _finite("bias", self.bias), _finite("slope", self.slope)
+        bias, slope = number("bias", self.bias), number("slope", self.slope)
         scale = None
-        if self.per_count:
+        if switch("per_count", self.per_count):
             scale = 1.0 / call.counts().clamp(min=1).unsqueeze(-1).to(compute_dtype(call.query.dtype))
         return BoundActivation(self.name, bias, slope, scale)
 
@@ -171,8 +171,7 @@ class Softpick(Rule):
     eps: float = 1e-6
 
     def bind(self, call: Call) -> Softpick:
-        if _finite("eps", self.eps) < 0.0:
-            raise ValueError(f"eps must be at least 0, got {self.eps}")
+        number("eps", self.eps, low=0.0)
         return self
 
     def dense(self, scores: Tensor, keep: Tensor | None) -> Tensor:
@@ -185,15 +184,6 @@ class Softpick(Rule):
         small = x.clamp(max=1.0).expm1() * (-top).exp()
         shifted = torch.where(x > 1.0, large, small)
         return shifted.relu() / (shifted.abs().sum(-1, keepdim=True) + self.eps)
-
-
-def _finite(name: str, value: object) -> float:
-    """A setting of a rule, which is a number and has no gradient."""
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        raise TypeError(f"{name} must be a number, got {type(value).__name__}")
-    if not -math.inf < value < math.inf:
-        raise ValueError(f"{name} must be finite, got {value}")
-    return float(value)
 
 
 # ---------------------------------------------------------------------------------------------------------------

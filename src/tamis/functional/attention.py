@@ -278,6 +278,8 @@ def sparse_attention_weights(
 
     No L x L array is ever in memory, unless the rule knows no other way.
     """
+    if any(torch._C._functorch.is_batchedtensor(x) for x in (query, key)):
+        raise ValueError("sparse_attention_weights has no fixed size, so vmap cannot stack it; pass the whole batch")
     call = check_call(query, key, value, attn_mask, 0.0, is_causal, scale, enable_gqa, **options)
     bound = bind(rule, call)
     return choose("sparse_weights", call, bound, backend).sparse_weights(call, bound)
