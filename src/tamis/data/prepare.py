@@ -5,7 +5,7 @@ from __future__ import annotations
 import fcntl
 import json
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
@@ -29,6 +29,8 @@ PREPARED = "prepared.json"
 LOCK = ".prepare.lock"
 """Not the lock of a run: a run may keep its data in its own folder, and prepares them while it holds that."""
 Say = Callable[[str], None]
+Track = Callable[[str, int | None], AbstractContextManager[Callable[[int], None]]]
+"""Shows how far some work is: what it is, how much there is if that is known, and then how much is done."""
 P = TypeVar("P", bound="_Prepared")
 
 
@@ -172,7 +174,15 @@ class _Prepared(Protocol):
     def corpus(self, split: str) -> IndexedCorpus: ...
 
 
-def prepare(data: DataConfig, vocabulary: VocabularyConfig, folder: Path, say: Say = print) -> Prepared:
+@contextmanager
+def untracked(what: str, total: int | None = None) -> Iterator[Callable[[int], None]]:
+    """Shows nothing."""
+    yield lambda done: None
+
+
+def prepare(
+    data: DataConfig, vocabulary: VocabularyConfig, folder: Path, say: Say = print, track: Track = untracked
+) -> Prepared:
     """Build vocabularies and corpora, or use what an earlier call built from the same files and settings.
 
     What was damaged since is built again.  Of many calls at the same time one builds, and the others wait for it.
@@ -184,7 +194,9 @@ def prepare(data: DataConfig, vocabulary: VocabularyConfig, folder: Path, say: S
         vocabularies = _vocabularies(data, vocabulary, say)
         save_vocabularies(folder, *vocabularies)
         for split, text in (("train", data.train), ("valid", data.valid)):
-            say(f"{split}: {_build(text, data, folder, split, *vocabularies).describe()}")
+            with track(f"encoding {split}", None) as advance:
+                report = _build(text, data, folder, split, *vocabularies, advance)
+            say(f"{split}: {report.describe()}")
 
     return _built_once(
         folder,
@@ -196,7 +208,9 @@ def prepare(data: DataConfig, vocabulary: VocabularyConfig, folder: Path, say: S
     )
 
 
-def prepare_text(text: TextConfig, vocabulary: VocabularyConfig, folder: Path, say: Say = print) -> PreparedText:
+def prepare_text(
+    text: TextConfig, vocabulary: VocabularyConfig, folder: Path, say: Say = print, track: Track = untracked
+) -> PreparedText:
     """The same for the documents of a language model."""
     if not vocabulary.shared or vocabulary.source_model is not None:
         raise ValueError("a language model has one vocabulary: set neither shared = false nor a source_model")
@@ -206,7 +220,9 @@ def prepare_text(text: TextConfig, vocabulary: VocabularyConfig, folder: Path, s
         save_vocabularies(folder, found, found)
         for split, named in (("train", text.train), ("valid", text.valid)):
             documents = read_documents(named, text.documents, text.key)
-            say(f"{split}: {build_documents(documents, folder, split, found).describe()}")
+            with track(f"encoding {split}", None) as advance:
+                report = build_documents(documents, folder, split, found, progress=advance)
+            say(f"{split}: {report.describe()}")
 
     files = [*text_files(text.train), *text_files(text.valid)]
     return _built_once(
@@ -322,11 +338,17 @@ def _documents(text: TextConfig) -> Iterator[list[str]]:
 
 
 def _build(
-    text: str | list[str], data: DataConfig, folder: Path, split: str, source: Vocabulary, target: Vocabulary
+    text: str | list[str],
+    data: DataConfig,
+    folder: Path,
+    split: str,
+    source: Vocabulary,
+    target: Vocabulary,
+    advance: Callable[[int], None],
 ) -> Report:
     limits = Limits(max_length=data.max_length, max_ratio=data.max_ratio)
     pairs = read_pairs(text, data.source_language, data.target_language)
-    return build_corpus(pairs, folder, split, source, target, limits)
+    return build_corpus(pairs, folder, split, source, target, limits, progress=advance)
 
 
 def _description(
