@@ -35,11 +35,13 @@ class LengthsConfig(Config):
     samples: int = 1000
     """Sequences at each length."""
     beyond: float = 16
+    """A multiple from which on fewer sequences are drawn."""
     samples_beyond: int = 100
     """Sequences where the multiple is greater than `beyond`."""
     batch_tokens: int = 1 << 17
     """Of one batch, answers included: the longer the sequences, the fewer."""
     seed: int = 0
+    """Of the sequences."""
 
     def __post_init__(self) -> None:
         if not isinstance(self.multiples, list | tuple) or not self.multiples:

@@ -7,7 +7,7 @@ import itertools
 import typing
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import MISSING, dataclass, field, fields
 from functools import cache
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple, NoReturn, Protocol, Self
@@ -143,12 +143,14 @@ class Experiment(Config, ABC):
         if "name" not in values:
             raise ValueError("a recipe needs 'name'")
         built = dict(values)
+        required = {known.name for known in fields(cls) if known.default_factory is MISSING and known.name in sections}
         for name in (*sections, "model"):
-            if not isinstance(built.setdefault(name, {}), dict | Config):
-                raise ValueError(f"{name} must be a section, got {built[name]!r}")
-        for name, kind in sections.items():
+            if name in built or name in required:
+                if not isinstance(built.setdefault(name, {}), dict | Config):
+                    raise ValueError(f"{name} must be a section, got {built[name]!r}")
+        for name in sections.keys() & built.keys():
             try:
-                built[name] = kind.from_dict(built[name]) if isinstance(built[name], dict) else built[name]
+                built[name] = sections[name].from_dict(built[name]) if isinstance(built[name], dict) else built[name]
             except TypeError as error:  # a setting without a default is missing
                 raise ValueError(f"[{name}] {error}") from error
         return cls(**built)

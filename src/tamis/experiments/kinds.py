@@ -23,11 +23,13 @@ KINDS: plugins.Registry[type[Experiment]] = plugins.Registry(
 def kind_of(tables: Mapping[str, Any]) -> type[Experiment]:
     """The kind that the sections of a recipe tell."""
     found = [name for name in KINDS if name in tables]
-    if len(found) != 1:
+    # A kind may have the section of another one among its own.
+    whole = [KINDS[name] for name in found if set(found) <= KINDS[name].sections().keys()]
+    if len(whole) != 1:
         known = ", ".join(f"[{name}] ({kind.what})" for name, kind in KINDS.items())
         there = " and ".join(f"[{name}]" for name in found) or "none"
         raise ValueError(f"a recipe has one of the sections {known}; this has {there}")
-    return KINDS[found[0]]
+    return whole[0]
 
 
 def read_recipe(
