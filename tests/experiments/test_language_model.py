@@ -133,7 +133,8 @@ def test_the_commands(place, run):
     assert "train: 75 of 75 documents kept" in prepared.output
     shown = called("evaluate", run, "--device", "cpu", "--set", "passkey_samples=0", "--set", "stride=0")
     assert shown.exit_code == 0, shown.output
-    assert shown.output.count("perplexity") == 2
+    assert shown.output.count("perplexity ") == 2
+    assert shown.output.count("perplexity, ") == 2
     written = called("generate", run, "--device", "cpu", text="The old man\n\n")
     assert written.exit_code == 0, written.output
     lines = written.stdout.split("\n")

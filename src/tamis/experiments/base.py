@@ -145,10 +145,11 @@ class Experiment(Config, ABC):
         built = dict(values)
         required = {known.name for known in fields(cls) if known.default_factory is MISSING and known.name in sections}
         for name in (*sections, "model"):
-            if name in built or name in required:
-                if not isinstance(built.setdefault(name, {}), dict | Config):
-                    raise ValueError(f"{name} must be a section, got {built[name]!r}")
-        for name in sections.keys() & built.keys():
+            if name in required:
+                built.setdefault(name, {})
+            if not isinstance(built.get(name, {}), dict | Config):
+                raise ValueError(f"{name} must be a section, got {built[name]!r}")
+        for name in (name for name in sections if name in built):
             try:
                 built[name] = sections[name].from_dict(built[name]) if isinstance(built[name], dict) else built[name]
             except TypeError as error:  # a setting without a default is missing
