@@ -1,6 +1,7 @@
 """The command line, as a user calls it."""
 
 import json
+import resource
 import subprocess
 import sys
 
@@ -10,7 +11,7 @@ from typer.testing import CliRunner
 
 import tamis
 from tamis.bench import rows as bench
-from tamis.cli import app
+from tamis.cli import app, runs, tasks
 from tamis.data.vocabulary import Vocabulary
 from tamis.decoding import DecodingConfig, Translator
 from tamis.demo.translation import RECIPE
@@ -39,7 +40,50 @@ def test_demo_trains_draws_and_prints(tmp_path):
 
 
 def test_version():
-    assert run("version").stdout.strip() == tamis.__version__
+    for name in ("version", "--version"):
+        assert run(name).stdout.strip() == tamis.__version__
+
+
+def test_help_does_not_wait_for_torch():
+    """Under half a second of computing, of which torch would take more."""
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    found = run("--help")
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    for name in (
+        "prepare",
+        "train",
+        "evaluate",
+        "analyze",
+        "report",
+        "settings",
+        "tasks",
+        "bench",
+        "--install-completion",
+    ):
+        assert name in found.stdout
+    assert after.ru_utime - before.ru_utime < 0.5
+    code = "import sys; from tamis.cli import app; print([n for n in ('torch', 'numpy', 'rich') if n in sys.modules])"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout.strip() == "[]"
+
+
+def test_help_shows_sections_in_brackets():
+    found = called("train", "--help").output
+    for text in ("[data] section", "[text]", "[task]", "--arm", "--set", "--plugin"):
+        assert text in found
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_shells_can_complete(shell, monkeypatch):
+    monkeypatch.setattr("shellingham.detect_shell", lambda *_: (shell, shell))
+    found = called("--show-completion")
+    assert found.exit_code == 0
+    assert "_TAMIS_COMPLETE" in found.output.upper() or "COMPLETE" in found.output
+
+
+def test_commands_for_tasks_are_the_ones_for_all():
+    commands = {info.name: info.callback for info in tasks.group.registered_commands}
+    assert commands["train"] is runs.train
+    assert commands["evaluate"] is runs.evaluate
 
 
 def test_unknown_command_is_an_error():
@@ -145,9 +189,8 @@ def test_translations_are_written_as_utf8(model, tmp_path):
 
 
 @pytest.mark.parametrize("setting", ["progress=1", "self=2", "device=cpu", "say=3", "sentences=x", "decoding.beam=3"])
-@pytest.mark.parametrize("name", ["translate", "evaluate"])
-def test_only_settings_of_decoding_can_be_set(model, name, setting):
-    found = called(name, model, "--device", "cpu", "--set", setting)
+def test_only_settings_of_decoding_can_be_set(model, setting):
+    found = called("translate", model, "--device", "cpu", "--set", setting)
     assert found.exit_code == 1
     assert f"error: DecodingConfig has no setting '{setting.partition('=')[0].partition('.')[0]}'" in found.output
 

@@ -7,11 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from tamis.config import read_recipe
 from tamis.data.grammar import generate
 from tamis.decoding import Translator
 from tamis.demo.translation import ARMS, RECIPE, SHOWCASE
-from tamis.runs import train_run
+from tamis.experiments import read_recipe, train
 
 ROOT = Path(__file__).parents[1]
 TRANSLATION = "Der alte Mann liest eine Zeitung."
@@ -44,5 +43,5 @@ def test_every_word_of_them_is_in_the_grammar():
 @pytest.mark.parametrize("arm", ARMS)
 def test_the_models_of_the_demo_translate_it_right(arm: str, tmp_path: Path):
     recipe = read_recipe(RECIPE, [f'data.folder="{tmp_path}/data"'], arm)
-    train_run(recipe, tmp_path / "run", "cpu")
+    train(recipe, tmp_path / "run", "cpu")
     assert Translator.load(tmp_path / "run", "cpu")([SHOWCASE]) == [TRANSLATION]

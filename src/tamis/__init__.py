@@ -1,75 +1,46 @@
-"""Tamis: Transformers whose attention puts exact zeros on what does not matter."""
+"""Tamis: Transformers whose attention puts exact zeros on what does not matter.
 
-from tamis import distributions, functional, mechanisms, models, native, nn, positions
+Nothing but the version is here until it is asked for: `tamis --help` need not wait for torch.
+"""
 
-# `tamis.attention` is the function; what the package of that name holds is imported from its modules.
-from tamis.functional import (
-    Activation,
-    Entmax,
-    Rule,
-    Softmax,
-    Softpick,
-    SparseWeights,
-    Statistics,
-    attention,
-    attention_backends,
-    attention_scores,
-    attention_statistics,
-    attention_weights,
-    attention_with_statistics,
-    budgetmax,
-    entmax,
-    entmax15,
-    entmax_attention,
-    entmax_loss,
-    entmax_threshold,
-    normmax,
-    normmax_loss,
-    paged_attention,
-    relu_attention,
-    softmax_attention,
-    sparse_attention_weights,
-    sparsemax,
-    sparsemax_loss,
-    visible_counts,
-)
-from tamis.version import __version__
+from __future__ import annotations
 
-__all__ = [
-    "Activation",
-    "Entmax",
-    "Rule",
-    "Softmax",
-    "Softpick",
-    "SparseWeights",
-    "Statistics",
-    "__version__",
-    "attention",
-    "attention_backends",
-    "attention_scores",
-    "attention_statistics",
-    "attention_weights",
-    "attention_with_statistics",
-    "budgetmax",
-    "distributions",
-    "entmax",
-    "entmax15",
-    "entmax_attention",
-    "entmax_loss",
-    "entmax_threshold",
-    "functional",
-    "mechanisms",
-    "models",
-    "native",
-    "nn",
-    "normmax",
-    "normmax_loss",
-    "paged_attention",
-    "positions",
-    "relu_attention",
-    "softmax_attention",
-    "sparse_attention_weights",
-    "sparsemax",
-    "sparsemax_loss",
-    "visible_counts",
-]
+import sys
+from importlib import import_module
+from importlib.util import find_spec
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+from tamis.version import __version__ as __version__
+
+if TYPE_CHECKING:
+    from tamis.library import *  # noqa: F403
+    from tamis.library import __all__ as __all__
+
+
+class _Package(ModuleType):
+    """The package, whose names are those of `tamis.library`."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__") and name != "__all__":
+            raise AttributeError(f"module 'tamis' has no attribute {name!r}")
+        if name != "attention" and find_spec(f"tamis.{name}") is not None:
+            return import_module(f"tamis.{name}")  # before the library: what it consists of imports each other
+        library = import_module("tamis.library")
+        # All at once: what looks into modules, as torch.compile does, finds them as if they had always been there.
+        self.__dict__.update({known: getattr(library, known) for known in (*library.__all__, "__all__")})
+        try:
+            return self.__dict__[name]
+        except KeyError:
+            raise AttributeError(f"module 'tamis' has no attribute {name!r}") from None
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        # `tamis.attention` is the function; what the package of that name holds is imported from its modules.
+        if name != "attention" or not isinstance(value, ModuleType):
+            super().__setattr__(name, value)
+
+    def __dir__(self) -> list[str]:
+        return sorted({*super().__dir__(), *import_module("tamis.library").__all__})
+
+
+sys.modules[__name__].__class__ = _Package

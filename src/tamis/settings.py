@@ -57,6 +57,11 @@ def booleans(config: object, *names: str) -> None:
             raise ValueError(f"{name} must be true or false, got {value!r}")
 
 
+def optional_booleans(config: object, *names: str) -> None:
+    """The same, for settings that may be None."""
+    booleans(config, *(name for name in names if getattr(config, name) is not None))
+
+
 def strings(config: object, *names: str) -> None:
     """Raise unless each named setting is a string."""
     for name in names:
@@ -76,6 +81,11 @@ def shares(config: object, *names: str) -> None:
         value = getattr(config, name)
         if isinstance(value, bool) or not isinstance(value, int | float) or not 0.0 <= value <= 1.0:
             raise ValueError(f"{name} must lie in [0, 1], got {value!r}")
+
+
+def optional_shares(config: object, *names: str) -> None:
+    """The same, for settings that may be None."""
+    shares(config, *(name for name in names if getattr(config, name) is not None))
 
 
 def numbers(config: object, *names: str, above: float | None = None) -> None:

@@ -23,7 +23,7 @@ def test_the_text_is_a_proper_task():
     config = TrainingConfig(batch_tokens=500, device_tokens=200)
     task = train.MadeUpText(config, 50, 100)
     indices = task.updates.epoch(0)[0]
-    parts = task.parts(indices, Process(0, 1, torch.device("cpu")))
+    tokens, parts = task.update(indices, Process(0, 1, torch.device("cpu")))
     assert all(isinstance(part, Batch) for part in parts)
-    assert sum(part.num_tokens for part in parts) == task.tokens(indices) == sum((p.labels > 0).sum() for p in parts)
+    assert sum(part.num_tokens for part in parts) == tokens == sum((p.labels > 0).sum() for p in parts)
     assert sorted(index for part in parts for index in part.indices) == sorted(indices.tolist())

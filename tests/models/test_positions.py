@@ -10,12 +10,10 @@ import pytest
 import torch
 
 from models.cases import SMALL, causal_lm, logits, seq2seq
-from tamis.config import Recipe, read_recipe
-from tamis.language_runs import LanguageRecipe, read_language_recipe
+from tamis.experiments import GeneratedSequences, LanguageModel, Translation, read_recipe
 from tamis.models import CausalLM, CausalLMConfig, Seq2Seq, Seq2SeqConfig
 from tamis.nn import Attention
 from tamis.positions import POSITIONS, ALiBi, LearnedPositions, RoPE, Sinusoidal, build_position
-from tamis.task_runs import TaskRecipe, read_task_recipe
 
 ROPE = {"name": "rope", "base": 500000, "scaling": 4}
 HARMONIC = {"name": "alibi", "kind": "harmonic"}
@@ -189,24 +187,24 @@ def test_old_configs_load(tmp_path: Path):
 TRANSLATION = "name='x'\n[data]\ntrain='a.tsv'\nvalid='b.tsv'\n[model]\n"
 
 
-def read_any(kind: str, path: Path, overrides: list[str]) -> Recipe | LanguageRecipe | TaskRecipe:
+def read_any(kind: str, path: Path, overrides: list[str]) -> Translation | LanguageModel | GeneratedSequences:
     if kind == "translation":
         (path / "recipe.toml").write_text(TRANSLATION)
         return read_recipe(path / "recipe.toml", overrides)
     if kind == "language":
-        return read_language_recipe(RECIPES / "lm-demo.toml", overrides)
-    return read_task_recipe(RECIPES / "tasks" / "sort.toml", overrides)
+        return read_recipe(RECIPES / "lm-demo.toml", overrides)
+    return read_recipe(RECIPES / "tasks" / "sort.toml", overrides)
 
 
-READERS = {"translation": read_recipe, "language": read_language_recipe, "task": read_task_recipe}
+KINDS = ("translation", "language", "task")
 
 
 def config_of(recipe: Any) -> Any:
     values = {key: value for key, value in recipe.model.items() if not key.endswith("mechanism")}
-    return (Seq2SeqConfig if isinstance(recipe, Recipe) else CausalLMConfig).from_dict({**values, "vocab_size": 9})
+    return (Seq2SeqConfig if isinstance(recipe, Translation) else CausalLMConfig).from_dict({**values, "vocab_size": 9})
 
 
-@pytest.mark.parametrize("kind", READERS)
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(
     ("text", "made"),
     [
@@ -222,16 +220,16 @@ def test_every_recipe_takes_them(kind: str, text: str, made: type, tmp_path: Pat
     if made is RoPE:
         assert (position.base, position.scaling) == (500000, 4)
     (tmp_path / "again.toml").write_text(recipe.to_toml())
-    assert READERS[kind](tmp_path / "again.toml").model == recipe.model
+    assert read_recipe(tmp_path / "again.toml").model == recipe.model
 
 
-@pytest.mark.parametrize("kind", READERS)
+@pytest.mark.parametrize("kind", KINDS)
 def test_old_recipes_read(kind: str, tmp_path: Path):
     old = ["model.position=rope", "model.rope_base=500000.0", "model.max_length=2048"]
     assert config_of(read_any(kind, tmp_path, old)).build_position().base == 500000.0
 
 
-@pytest.mark.parametrize("kind", READERS)
+@pytest.mark.parametrize("kind", KINDS)
 def test_recipes_name_what_is_wrong(kind: str, tmp_path: Path):
     with pytest.raises(ValueError, match=r"position: .* did you mean 'scaling'"):
         read_any(kind, tmp_path, ['model.position={ name = "rope", scale = 4 }'])

@@ -9,8 +9,8 @@ from typer.testing import CliRunner
 from report import cases
 from tamis.analysis import write_arrays
 from tamis.cli import app
+from tamis.experiments import analysed_runs
 from tamis.report import plots
-from tamis.runs import analysed_runs
 
 
 def called(*arguments):

@@ -27,7 +27,8 @@ def update(task, number, process=tiny_language.HERE):
     for _ in range(number):
         next(stream)
     _, indices = next(stream)
-    return task.parts(indices, process), task.tokens(indices)
+    tokens, parts = task.update(indices, process)
+    return parts, tokens
 
 
 def test_documents_in_a_row_are_as_if_alone(folder):

@@ -1,3 +1,4 @@
+import dataclasses
 import itertools
 import json
 import math
@@ -150,9 +151,10 @@ def test_patience_ends_a_run_and_stays_ended(data, tmp_path):
 
 
 def test_the_best_checkpoint_stays(data, tmp_path):
-    trainer = tiny.trainer(data, tmp_path, steps=8, checkpoint_every=1, keep=2, monitor="bleu")
+    trainer = tiny.trainer(data, tmp_path, steps=8, checkpoint_every=1, keep=2)
     scores = iter([1.0, 2.0, 9.0, 3.0, 4.0, 5.0, 6.0, 7.0])
-    trainer.score = lambda model: next(scores)
+    trainer.config = dataclasses.replace(trainer.config, monitor="score")
+    trainer.observe = lambda model: {"valid_score": next(scores)}
     state = trainer.run()
     assert state.best_step == 3
     assert trainer.checkpoints.steps() == [3, 7, 8]

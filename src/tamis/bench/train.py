@@ -26,14 +26,15 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from tamis.bench.timing import machine, save
-from tamis.config import SITES
 from tamis.data.batching import Batch, Updates, split_batch
+from tamis.experiments.translation import SITES
 from tamis.mechanisms import Mechanism
 from tamis.models.seq2seq import Seq2Seq, Seq2SeqConfig
 from tamis.nn.attention import Attention
 from tamis.training.distributed import Process
 from tamis.training.journal import Display, read_journal
 from tamis.training.objective import Measured, Objective
+from tamis.training.protocol import Update
 from tamis.training.settings import TrainingConfig
 from tamis.training.trainer import Trainer
 
@@ -79,12 +80,9 @@ class MadeUpText:
         self.updates = Updates(self.source, self.target, config.batch_tokens)
         self.objective = Objective(config, 0)
 
-    def parts(self, indices: np.ndarray, process: Process) -> list[Batch]:
+    def update(self, indices: np.ndarray, process: Process) -> Update:
         parts = split_batch(indices, self.updates.sizes, self.config.device_tokens, process.rank, process.world)
-        return [self._batch(part) for part in parts]
-
-    def tokens(self, indices: np.ndarray) -> int:
-        return int(self.target[indices].sum())
+        return Update(int(self.target[indices].sum()), [self._batch(part) for part in parts])
 
     def loss(self, model: Callable[..., Tensor], part: Batch) -> Tensor:
         return self.objective(model(part.source, part.target), part.labels)

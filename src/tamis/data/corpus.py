@@ -22,6 +22,8 @@ CHUNK = 8192  # lines encoded at a time
 EMPTY_SOURCE, EMPTY_TARGET = "empty source", "empty target"
 LONG_SOURCE, LONG_TARGET = "source too long", "target too long"
 RATIO = "length ratio"
+EXAMPLE = 60
+"""Characters of a text that a report shows."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,9 +101,21 @@ class _Sides:
                 sides.extend(both)
                 lines.append(item.line)
             else:
-                writer.skip(item.line, reason)
+                writer.skip(item.line, reason, self._told(item, *both, reason))
         if lines:
             writer.write(sides, lines)
+
+    def _told(self, pair: Pair, source: Ids, target: Ids, reason: str) -> str | None:
+        """The limit that a pair is beyond, and its text."""
+        settings = {
+            RATIO: f"data.max_ratio = {self.limits.max_ratio:g}",
+            LONG_SOURCE: f"data.max_length = {self.limits.max_length}",
+            LONG_TARGET: f"data.max_length = {self.limits.max_length}",
+        }
+        if reason not in settings:
+            return None
+        sizes = f"{len(source)} and {len(target)} subwords"
+        return f"{settings[reason]}; line {pair.line} has {sizes}: {_cut(pair.source)} | {_cut(pair.target)}"
 
     def _reason(self, pair: Pair, source: Ids, target: Ids) -> str | None:
         """Why a pair is left out, or None."""
@@ -115,6 +129,10 @@ class _Sides:
         if long > self.limits.ratio_from and long > self.limits.max_ratio * short:
             return RATIO
         return None
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= EXAMPLE else text[: EXAMPLE - 3] + "..."
 
 
 class ParallelCorpus(IndexedCorpus):

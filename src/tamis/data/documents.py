@@ -9,7 +9,7 @@ from __future__ import annotations
 import glob
 import itertools
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
@@ -150,7 +150,12 @@ def _divided(path: Path, division: str) -> Iterator[list[str] | BadLine]:
 
 
 def build_documents(
-    documents: Iterable[Document | BadLine], folder: str | Path, split: str, vocabulary: Vocabulary
+    documents: Iterable[Document | BadLine],
+    folder: str | Path,
+    split: str,
+    vocabulary: Vocabulary,
+    *,
+    progress: Callable[[int], None] | None = None,
 ) -> Report:
     """Encode documents into a split of the corpus in `folder`; as `tamis.data.build_corpus` does with pairs."""
 
@@ -166,6 +171,8 @@ def build_documents(
             if size >= CHUNK:
                 _encode(chunk, vocabulary, writer)
                 chunk, size = [], 0
+                if progress is not None:
+                    progress(writer.read)
         _encode(chunk, vocabulary, writer)
         return {"format": DocumentCorpus.FORMAT, "vocabulary": vocabulary.fingerprint}
 

@@ -17,7 +17,7 @@ import tempfile
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
@@ -44,6 +44,8 @@ class Report:
     lines: dict[str, list[int]]
     """The first of those lines, counted from 1; all of them are in {split}.skipped.tsv."""
     items: str = "pairs"
+    told: dict[str, str] = field(default_factory=dict)
+    """For a reason the setting behind it and one of its lines, where there is such a thing."""
 
     def describe(self) -> str:
         text = f"{self.kept:,} of {self.read:,} {self.items} kept"
@@ -51,6 +53,7 @@ class Report:
             listed = ", ".join(map(str, self.lines[reason]))
             more = ", ..." if count > len(self.lines[reason]) else ""
             text += f"\n  {count:,} left out, {reason}: line{'s' if count > 1 else ''} {listed}{more}"
+            text += f"\n    {self.told[reason]}" if reason in self.told else ""
         return text
 
     def to_dict(self) -> dict[str, Any]:
@@ -68,6 +71,7 @@ class Writer:
         self.read = self.kept = self.end = 0
         self.skipped: dict[str, int] = {}
         self.listed: dict[str, list[int]] = {}
+        self.told: dict[str, str] = {}
 
     def __enter__(self) -> Self:
         self.parts["offsets"].write(np.zeros(1, "<i8").tobytes())
@@ -78,7 +82,10 @@ class Writer:
         for part in self.parts.values():
             part.file.close()
 
-    def skip(self, line: int, reason: str) -> None:
+    def skip(self, line: int, reason: str, told: str | None = None) -> None:
+        """Leave a line out; `told` says more about the first of a reason."""
+        if told is not None:
+            self.told.setdefault(reason, told)
         self.skipped[reason] = self.skipped.get(reason, 0) + 1
         listed = self.listed.setdefault(reason, [])
         if len(listed) < LISTED:
@@ -98,7 +105,7 @@ class Writer:
         """Bring the files to the disk; the report, and what every header says."""
         for part in self.parts.values():
             flush(part.file)
-        report = Report(self.read, self.kept, self.skipped, self.listed, self.items)
+        report = Report(self.read, self.kept, self.skipped, self.listed, self.items, self.told)
         header = {
             "version": VERSION,
             self.items: self.kept,

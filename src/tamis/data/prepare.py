@@ -5,11 +5,12 @@ from __future__ import annotations
 import fcntl
 import json
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
+from tamis.data.alphabet import COVERED, LARGE, alphabet_size, count_characters, scripts_differ
 from tamis.data.corpus import Limits, ParallelCorpus, build_corpus
 from tamis.data.documents import (
     ELSEWHERE,
@@ -23,13 +24,28 @@ from tamis.data.indexed import IndexedCorpus, Report
 from tamis.data.text import BadLine, Pair, read_pairs
 from tamis.data.vocabulary import Vocabulary, load_vocabularies, save_vocabularies
 from tamis.files import check_file, write_json
-from tamis.settings import Config, at_least, booleans, choose, numbers, optional_strings, shares, strings
+from tamis.settings import (
+    Config,
+    at_least,
+    choose,
+    numbers,
+    optional_booleans,
+    optional_shares,
+    optional_strings,
+    shares,
+    strings,
+)
 
 PREPARED = "prepared.json"
 LOCK = ".prepare.lock"
 """Not the lock of a run: a run may keep its data in its own folder, and prepares them while it holds that."""
 Say = Callable[[str], None]
+Track = Callable[[str, int | None], AbstractContextManager[Callable[[int], None]]]
+"""Shows how far some work is: what it is, how much there is if that is known, and then how much is done."""
+Texts = Callable[[], Iterator[str]]
 P = TypeVar("P", bound="_Prepared")
+SMALL = 500
+"""A vocabulary below this is one to try something out: nobody is warned of its pieces."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,14 +56,18 @@ class DataConfig(Config):
     """
 
     train: str | list[str]
+    """What is learned from."""
     valid: str | list[str]
+    """By which the best checkpoint is chosen."""
     test: str | list[str] | None = None
+    """For `tamis evaluate`; every line of it must be whole."""
     gold: str | None = None
     """Gold word alignments for `tamis evaluate`: a TSV of source words, target words and links, or
     "grammar:SPLIT:COUNT"."""
     source_language: str = "source"
     """A key of JSONL and of datasets; of the languages."""
     target_language: str = "target"
+    """The same of the target."""
     folder: str | None = None
     """Where the indexed form is kept; by default data/NAME."""
     max_length: int = 256
@@ -80,8 +100,11 @@ class TextConfig(Config):
     """
 
     train: str | list[str]
+    """What is learned from."""
     valid: str | list[str]
+    """By which the best checkpoint is chosen."""
     test: str | list[str] | None = None
+    """For `tamis evaluate`."""
     documents: str = "file"
     """How plain text is divided: "file" (each file is a document), "blank" (blank lines stand between documents),
     "line" (each line is one), or "start:REGEX" (a line in which that is found begins one)."""
@@ -94,6 +117,7 @@ class TextConfig(Config):
     passkey_share: float = 0.0
     """Of rows that hold, instead of text, a number to remember; see `tamis.data.passkey`."""
     passkey_digits: int = 5
+    """Of that number."""
 
     def __post_init__(self) -> None:
         for name in ("train", "valid", "test"):
@@ -116,23 +140,28 @@ class VocabularyConfig(Config):
     """SentencePiece, trained on the training text or brought along."""
 
     size: int = 8000
+    """Pieces, special ones included; of each language where they have vocabularies of their own."""
     kind: str = "unigram"
     """Or "bpe"."""
-    shared: bool = True
-    """One vocabulary for both languages."""
-    character_coverage: float = 1.0
-    byte_fallback: bool = False
-    """Spell unknown characters as bytes."""
+    shared: bool | None = None
+    """One vocabulary for both languages.  None: one, unless they are written in different scripts."""
+    character_coverage: float | None = None
+    """Share of the characters of the training text that get pieces of their own.  None: all, or 0.9995 where the
+    alphabet is as large as the Chinese or Japanese one."""
+    byte_fallback: bool | None = None
+    """Spell unknown characters as bytes.  None: where the alphabet is that large."""
     model: str | None = None
     """A SentencePiece model for both languages, instead of training one."""
     source_model: str | None = None
+    """A SentencePiece model for each language: this,"""
     target_model: str | None = None
+    """and this."""
 
     def __post_init__(self) -> None:
         at_least(self, 8, "size")
         choose("kind", self.kind, ("unigram", "bpe"))
-        shares(self, "character_coverage")
-        booleans(self, "shared", "byte_fallback")
+        optional_shares(self, "character_coverage")
+        optional_booleans(self, "shared", "byte_fallback")
         optional_strings(self, "model", "source_model", "target_model")
         if (self.source_model is None) != (self.target_model is None):
             raise ValueError("source_model and target_model come together")
@@ -172,7 +201,15 @@ class _Prepared(Protocol):
     def corpus(self, split: str) -> IndexedCorpus: ...
 
 
-def prepare(data: DataConfig, vocabulary: VocabularyConfig, folder: Path, say: Say = print) -> Prepared:
+@contextmanager
+def untracked(what: str, total: int | None = None) -> Iterator[Callable[[int], None]]:
+    """Shows nothing."""
+    yield lambda done: None
+
+
+def prepare(
+    data: DataConfig, vocabulary: VocabularyConfig, folder: Path, say: Say = print, track: Track = untracked
+) -> Prepared:
     """Build vocabularies and corpora, or use what an earlier call built from the same files and settings.
 
     What was damaged since is built again.  Of many calls at the same time one builds, and the others wait for it.
@@ -184,7 +221,9 @@ def prepare(data: DataConfig, vocabulary: VocabularyConfig, folder: Path, say: S
         vocabularies = _vocabularies(data, vocabulary, say)
         save_vocabularies(folder, *vocabularies)
         for split, text in (("train", data.train), ("valid", data.valid)):
-            say(f"{split}: {_build(text, data, folder, split, *vocabularies).describe()}")
+            with track(f"encoding {split}", None) as advance:
+                report = _build(text, data, folder, split, *vocabularies, advance)
+            say(f"{split}: {report.describe()}")
 
     return _built_once(
         folder,
@@ -196,17 +235,21 @@ def prepare(data: DataConfig, vocabulary: VocabularyConfig, folder: Path, say: S
     )
 
 
-def prepare_text(text: TextConfig, vocabulary: VocabularyConfig, folder: Path, say: Say = print) -> PreparedText:
+def prepare_text(
+    text: TextConfig, vocabulary: VocabularyConfig, folder: Path, say: Say = print, track: Track = untracked
+) -> PreparedText:
     """The same for the documents of a language model."""
-    if not vocabulary.shared or vocabulary.source_model is not None:
+    if vocabulary.shared is False or vocabulary.source_model is not None:
         raise ValueError("a language model has one vocabulary: set neither shared = false nor a source_model")
 
     def build() -> None:
-        found = _one_vocabulary(vocabulary, (line for document in _documents(text) for line in document), say)
+        found = _one_vocabulary(vocabulary, lambda: (line for document in _documents(text) for line in document), say)
         save_vocabularies(folder, found, found)
         for split, named in (("train", text.train), ("valid", text.valid)):
             documents = read_documents(named, text.documents, text.key)
-            say(f"{split}: {build_documents(documents, folder, split, found).describe()}")
+            with track(f"encoding {split}", None) as advance:
+                report = build_documents(documents, folder, split, found, progress=advance)
+            say(f"{split}: {report.describe()}")
 
     files = [*text_files(text.train), *text_files(text.valid)]
     return _built_once(
@@ -282,31 +325,53 @@ def _locked(path: Path) -> Iterator[None]:
 def _vocabularies(data: DataConfig, config: VocabularyConfig, say: Say) -> tuple[Vocabulary, Vocabulary]:
     if config.source_model is not None and config.target_model is not None:
         return Vocabulary.load(config.source_model), Vocabulary.load(config.target_model)
-    if config.model is not None or config.shared:
-        shared = _one_vocabulary(config, (side for pair in _pairs(data) for side in pair[1:]), say)
-        return shared, shared
-    say(f"learning a vocabulary of {config.size} subwords for each language")
-    return (
-        _train(config, (pair.source for pair in _pairs(data))),
-        _train(config, (pair.target for pair in _pairs(data))),
+    sides = (lambda: (pair.source for pair in _pairs(data)), lambda: (pair.target for pair in _pairs(data)))
+    shared = config.shared
+    if shared is None and config.model is None and (differ := scripts_differ(*(count_characters(s()) for s in sides))):
+        say("the languages are written in different scripts: each has a vocabulary of its own (vocabulary.shared)")
+        shared = not differ
+    if config.model is not None or shared is not False:
+        one = _one_vocabulary(config, lambda: (side for pair in _pairs(data) for side in pair[1:]), say)
+        return one, one
+    first, second = (
+        _train(config, texts, f"{language} language", say)
+        for texts, language in zip(sides, ("the source", "the target"), strict=True)
     )
+    return first, second
 
 
-def _one_vocabulary(config: VocabularyConfig, texts: Iterator[str], say: Say) -> Vocabulary:
+def _one_vocabulary(config: VocabularyConfig, texts: Texts, say: Say) -> Vocabulary:
     if config.model is not None:
         return Vocabulary.load(config.model)
-    say(f"learning a vocabulary of {config.size} subwords")
-    return _train(config, texts)
+    return _train(config, texts, "", say)
 
 
-def _train(config: VocabularyConfig, texts: Iterator[str]) -> Vocabulary:
-    return Vocabulary.train(
-        texts,
-        config.size,
-        kind=config.kind,
-        character_coverage=config.character_coverage,
-        byte_fallback=config.byte_fallback,
+def _train(config: VocabularyConfig, texts: Texts, whose: str, say: Say) -> Vocabulary:
+    """A vocabulary of what `texts` begins anew each time; settings that nobody made follow from the alphabet."""
+    coverage, fallback = config.character_coverage, config.byte_fallback
+    of = f" of {whose}" if whose else ""
+    if coverage is None or fallback is None:
+        size = alphabet_size(count_characters(texts()))
+        large = size > LARGE
+        if large:
+            say(
+                f"the text{of} takes {size:,} characters: by default rare ones are spelled in bytes "
+                f"(vocabulary.character_coverage = {COVERED}, byte_fallback = true)"
+            )
+        coverage = (COVERED if large else 1.0) if coverage is None else coverage
+        fallback = large if fallback is None else fallback
+    say(f"learning a vocabulary of {config.size} subwords{of}")
+    found = Vocabulary.train(
+        texts(), config.size, kind=config.kind, character_coverage=coverage, byte_fallback=fallback
     )
+    single, learned = found.single_characters()
+    if 2 * single > learned and config.size >= SMALL:
+        say(
+            f"warning: {single:,} of the {learned:,} pieces{of} are single characters, so sentences become long: "
+            f"raise vocabulary.size = {config.size}, or lower vocabulary.character_coverage = {coverage:g}"
+            + ("" if fallback else " with byte_fallback = true")
+        )
+    return found
 
 
 def _pairs(data: DataConfig) -> Iterator[Pair]:
@@ -322,11 +387,17 @@ def _documents(text: TextConfig) -> Iterator[list[str]]:
 
 
 def _build(
-    text: str | list[str], data: DataConfig, folder: Path, split: str, source: Vocabulary, target: Vocabulary
+    text: str | list[str],
+    data: DataConfig,
+    folder: Path,
+    split: str,
+    source: Vocabulary,
+    target: Vocabulary,
+    advance: Callable[[int], None],
 ) -> Report:
     limits = Limits(max_length=data.max_length, max_ratio=data.max_ratio)
     pairs = read_pairs(text, data.source_language, data.target_language)
-    return build_corpus(pairs, folder, split, source, target, limits)
+    return build_corpus(pairs, folder, split, source, target, limits, progress=advance)
 
 
 def _description(

@@ -153,6 +153,12 @@ class Vocabulary:
         """How each id is written, specials included; a leading space shows as U+2581."""
         return [self._added.get(number) or self._processor.id_to_piece(number) for number in self._checked(ids)]
 
+    def single_characters(self) -> tuple[int, int]:
+        """How many pieces are a single character, and how many there are; specials and bytes count as neither."""
+        ids = [n for n in range(self._pieces) if not self._processor.is_control(n) and not self._processor.is_byte(n)]
+        learned = [self._processor.id_to_piece(number) for number in ids if number not in (self.unk_id, self.pad_id)]
+        return sum(len(piece.lstrip("\u2581")) <= 1 for piece in learned), len(learned)
+
     def spans(self, text: str) -> tuple[list[int], list[tuple[int, int]]]:
         """The ids of a text, and for each the characters [begin, end) of the text that it stands for.
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import unicodedata
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -10,6 +11,7 @@ import torch
 from torch import Tensor
 
 from tamis.analysis.capture import capture
+from tamis.data.alphabet import is_unspaced
 from tamis.models.seq2seq import Seq2Seq
 from tamis.nn.modes import evaluating
 
@@ -34,7 +36,8 @@ class CrossAttention:
     def links(
         self, source: str, target: str, *, layer: int | None = None, shifted: bool = False
     ) -> list[tuple[int, int]]:
-        """Pairs (source word, target word) of words between white space, counted from 0, in order.
+        """Pairs (source word, target word), counted from 0, in order.  Words stand between white space; of scripts that
+        write none each character counts as a word: see `words_of`.
 
         Each target subword is linked to the source subword with the largest weight, averaged over heads; to none if
         that is the end of the source or no weight is positive.  Words are linked if any of their subwords are.
@@ -46,7 +49,7 @@ class CrossAttention:
         """
         weights = self.weights[_layer(layer, self.weights.shape[0])].mean(0)
         top, best = weights.max(-1)
-        source_words, target_words = _words(source), _words(target)
+        source_words, target_words = words_of(source), words_of(target)
         found: set[tuple[int, int]] = set()
         for number, span in enumerate(self.target_spans):
             row = number + shifted
@@ -86,8 +89,18 @@ def _layer(layer: int | None, count: int) -> int:
     return layer
 
 
-def _words(text: str) -> list[Span]:
-    return [match.span() for match in re.finditer(r"\S+", text)]
+def words_of(text: str) -> list[Span]:
+    """Where words stand: between white space; in scripts that write none each character is one, with its marks."""
+    spans: list[Span] = []
+    for match in re.finditer(r"\S+", text):
+        begin = match.start()
+        for place in range(match.start() + 1, match.end()):
+            apart = is_unspaced(text[place]) or is_unspaced(text[place - 1])
+            if apart and not unicodedata.category(text[place]).startswith("M"):
+                spans.append((begin, place))
+                begin = place
+        spans.append((begin, match.end()))
+    return spans
 
 
 def _overlapping(span: Span, words: list[Span]) -> list[int]:

@@ -9,8 +9,7 @@ from pathlib import Path
 import torch
 from rich.console import Console
 
-from tamis.evaluation.lengths import lengths_table
-from tamis.task_runs import evaluate_task, plot_tasks, read_task_recipe, train_task
+from tamis.experiments import evaluate, plot_lengths, read_recipe, train
 from tamis.training.journal import Display
 
 RECIPE = Path(__file__).with_name("lengths.toml")
@@ -38,16 +37,16 @@ def _run(place: Path, seeds: int, overrides: Sequence[str]) -> None:
     runs: dict[str, list[Path]] = {name: [] for name in ARMS.values()}
     for seed in range(1, seeds + 1):
         for arm, name in ARMS.items():
-            recipe = read_task_recipe(RECIPE, [f"training.seed={seed}", *overrides], [arm])
+            recipe = read_recipe(RECIPE, [f"training.seed={seed}", *overrides], [arm])
             console.print(f"\n[bold]{name}[/bold]" + (f", seed {seed}" if seeds > 1 else ""))
             folder = place / f"{arm}-{seed}"
-            train_task(recipe, folder, "cpu", display)
-            evaluate_task(folder, "cpu", say=lambda text: None)
+            train(recipe, folder, "cpu", display)
+            evaluate(folder, "cpu", Display(quiet=True))
             runs[name].append(folder)
     picture = place / "lengths.png"
-    scores = plot_tasks(runs, picture)
+    tables = plot_lengths(runs, picture)
     console.print(f"\n[bold]{recipe.description}[/bold]; 1x is the longest text in training\n")
-    console.print(lengths_table(scores), soft_wrap=True)
+    console.print(tables.split("\n\n")[0], soft_wrap=True)
     console.print()
     console.print(
         "The rate is the same for both.  With one four times as high softmax holds as well: see docs/tasks.md."

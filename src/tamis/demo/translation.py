@@ -13,12 +13,11 @@ from rich.console import Console
 from rich.table import Table
 
 from tamis.bench.timing import machine
-from tamis.config import read_recipe
 from tamis.data.grammar import Example
 from tamis.data.text import grammar_examples
 from tamis.decoding import Translator
-from tamis.runs import EVALUATION, analyze_run, evaluate_run, report_runs, train_run
-from tamis.training.journal import Display, read_journal
+from tamis.experiments import RunFolder, Translation, analyze, evaluate, read_recipe, report, train
+from tamis.training.journal import Display
 
 RECIPE = Path(__file__).with_name("demo.toml")
 ARMS = {"softmax": "softmax", "entmax": "alpha-entmax", "rela": "ReLA"}
@@ -46,25 +45,26 @@ def run(folder: Path, console: Console, quick: bool = False) -> None:
         recipe = read_recipe(RECIPE, overrides, arm)
         console.print(f"\n[bold]{name}[/bold]")
         runs[arm] = place / "runs" / arm
-        train_run(recipe, runs[arm], "cpu", display)
-        evaluate_run(runs[arm], "cpu", say=lambda text: None)
-        analyze_run(runs[arm], device="cpu", say=lambda text: None)
+        train(recipe, runs[arm], "cpu", display)
+        evaluate(runs[arm], "cpu", Display(quiet=True))
+        analyze(runs[arm], device="cpu", display=Display(quiet=True))
     console.print()
     rows = _results(runs)
     console.print(_table(rows))
     results = {"machine": machine(), "recipe": recipe.to_dict(), "rows": rows}
     (place / "results.json").write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
+    assert isinstance(recipe, Translation)
     assert isinstance(recipe.data.test, str)
     examples = grammar_examples(recipe.data.test)
     translators = {arm: Translator.load(run, "cpu") for arm, run in runs.items()}
     _show_sentences(console, translators, examples)
     picture = place / "attention.png"
     draw_attention(picture, translators, _telling(examples))
-    report = place / "report.html"
-    report_runs(list(runs.values()), report, "Tamis demo")
+    written = place / "report.html"
+    report(list(runs.values()), written, "Tamis demo")
     console.print(f"\n{time.monotonic() - began:.0f} seconds.  What to open next:")
     for line in (
-        f"{report}  everything about the three models, every head to look into; any browser, no network",
+        f"{written}  everything about the three models, every head to look into; any browser, no network",
         f"{picture}  one sentence through the heads of each model; grey is exactly 0",
         f"{runs['entmax'] / 'metrics.jsonl'}  the alpha of every head over training",
         "recipes/demo.toml  the recipe, to copy and change; docs/training.md says how",
@@ -77,10 +77,10 @@ def _results(runs: dict[str, Path]) -> list[dict[str, Any]]:
     """The figures of each arm, from what its stages wrote."""
     rows = []
     for arm, run in runs.items():
-        found: dict[str, Any] = json.loads((run / EVALUATION).read_text())
+        found = RunFolder(run).evaluated()
         heads = found["attention"]["summary"]["all"]
         best = found["alignment"]["best"]
-        last = [record for record in read_journal(run / "metrics.jsonl") if "loss" in record][-1]
+        last = [record for record in RunFolder(run).records() if "loss" in record][-1]
         rows.append(
             {
                 "arm": arm,

@@ -66,6 +66,7 @@ class LanguageConfig(Config):
     logit_tokens: int = AT_A_TIME
     """Tokens of a batch whose logits are held at once."""
     seed: int = 0
+    """Of the numbers that are asked for."""
 
     def __post_init__(self) -> None:
         for name, kinds in (("lengths", (int,)), ("passkey_depths", (int, float))):

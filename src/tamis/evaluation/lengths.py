@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from tamis.data.tasks import SequenceTask, stream
+from tamis.evaluation.table import Table
 from tamis.models.causal_lm import CausalLM
 from tamis.nn.modes import evaluating
 from tamis.report.plots import COLOURS, check_figure
@@ -34,11 +35,13 @@ class LengthsConfig(Config):
     samples: int = 1000
     """Sequences at each length."""
     beyond: float = 16
+    """A multiple from which on fewer sequences are drawn."""
     samples_beyond: int = 100
     """Sequences where the multiple is greater than `beyond`."""
     batch_tokens: int = 1 << 17
     """Of one batch, answers included: the longer the sequences, the fewer."""
     seed: int = 0
+    """Of the sequences."""
 
     def __post_init__(self) -> None:
         if not isinstance(self.multiples, list | tuple) or not self.multiples:
@@ -83,14 +86,17 @@ def score_lengths(
     trained: int,
     config: LengthsConfig | None = None,
     say: Callable[[str], None] = lambda text: None,
+    advance: Callable[[int], None] = lambda done: None,
 ) -> list[LengthScore]:
-    """Scores on test sequences at multiples of the length `trained`, each said as soon as it is known."""
+    """Scores on test sequences at multiples of the length `trained`, each said as soon as it is known; `advance` is
+    told how many are."""
     config = LengthsConfig() if config is None else config
     say(HEADING)
     scores = []
     for multiple in config.multiples:
         scores.append(score_length(model, task, round(multiple * trained), multiple, config))
         say(scores[-1].describe())
+        advance(len(scores))
     return scores
 
 
@@ -161,22 +167,8 @@ def _draw_mechanism(panel: Any, runs: Sequence[Sequence[LengthScore]], share: st
 
 def lengths_table(scores: Scores, share: str = "exact_match") -> str:
     """What `draw_lengths` draws, as a table of Markdown: means, with the least and the greatest of several runs."""
-    found = {name: _percents(runs, share) for name, runs in scores.items()}
-    multiples = sorted({multiple for row in found.values() for multiple in row})
-    rows = [[f"{share.replace('_', ' ')}, %", *(f"{multiple:g}x" for multiple in multiples)]]
-    rows += [[name, *(_cell(row.get(multiple, [])) for multiple in multiples)] for name, row in found.items()]
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    rows.insert(1, ["-" * width for width in widths])
-    return "\n".join(
-        "| " + " | ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)) + " |" for row in rows
-    )
-
-
-def _cell(values: Sequence[float]) -> str:
-    if not values:
-        return ""
-    low, high = f"{min(values):.1f}", f"{max(values):.1f}"
-    return low if low == high else f"{fmean(values):.1f} ({low} to {high})"
+    title = f"{share.replace('_', ' ')}, %"
+    return Table(title, {name: _percents(runs, share) for name, runs in scores.items()}, unit="x").describe()
 
 
 def _percents(runs: Sequence[Sequence[LengthScore]], share: str) -> dict[float, list[float]]:

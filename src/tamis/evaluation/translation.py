@@ -83,7 +83,9 @@ class Comparison:
             lines += ["", f"{metric}  {signature}"]
             for name, found in self.systems.items():
                 x = found[metric]
-                line = f"{name:<{width}}  {x.mean:6.2f}  +- {x.spread:4.2f} over {len(x.scores)}"
+                line = f"{name:<{width}}  {x.mean:6.2f}"
+                if len(x.scores) > 1:  # one run has no spread
+                    line += f"  +- {x.spread:4.2f} over {len(x.scores)}"
                 if name != self.baseline:
                     line += f"  {x.difference:+.2f} [{x.low:+.2f}, {x.high:+.2f}]  p = {x.p_value:.3f}"
                 lines.append(line)

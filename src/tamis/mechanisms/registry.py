@@ -14,6 +14,7 @@ from tamis.mechanisms.entmax import EntmaxAttention
 from tamis.mechanisms.rela import ReLAttention
 from tamis.mechanisms.softmax import SoftmaxAttention
 from tamis.mechanisms.softpick import SoftpickAttention
+from tamis.plugins import Registry
 from tamis.settings import Spec, check_heads, read_spec
 
 
@@ -34,17 +35,19 @@ class LayerSizes:
 
 
 # Each takes the sizes of the layer and the mechanism's own arguments.
-MECHANISMS: dict[str, Callable[..., Mechanism]] = {
-    "softmax": lambda layer: SoftmaxAttention(),
-    "entmax": lambda layer, **own: EntmaxAttention(layer.num_heads, **own),
-    "entmax15": lambda layer: EntmaxAttention(layer.num_heads, 1.5),
-    "sparsemax": lambda layer: EntmaxAttention(layer.num_heads, 2.0),
-    "rela": lambda layer, **own: ReLAttention(layer.width, layer.num_heads, **own),
-    "softpick": lambda layer, **own: SoftpickAttention(**own),
-    "asentmax": lambda layer, **own: ASEntmaxAttention(layer.embed_dim, layer.num_heads, **{**layer.scaled, **own}),
-    "assmax": lambda layer, **own: ASSMaxAttention(layer.embed_dim, layer.num_heads, **{**layer.scaled, **own}),
-    "ssmax": lambda layer, **own: ScalableSoftmaxAttention(layer.num_heads, **{**layer.scaled, **own}),
-}
+MECHANISMS: Registry[Callable[..., Mechanism]] = Registry(
+    {
+        "softmax": lambda layer: SoftmaxAttention(),
+        "entmax": lambda layer, **own: EntmaxAttention(layer.num_heads, **own),
+        "entmax15": lambda layer: EntmaxAttention(layer.num_heads, 1.5),
+        "sparsemax": lambda layer: EntmaxAttention(layer.num_heads, 2.0),
+        "rela": lambda layer, **own: ReLAttention(layer.width, layer.num_heads, **own),
+        "softpick": lambda layer, **own: SoftpickAttention(**own),
+        "asentmax": lambda layer, **own: ASEntmaxAttention(layer.embed_dim, layer.num_heads, **{**layer.scaled, **own}),
+        "assmax": lambda layer, **own: ASSMaxAttention(layer.embed_dim, layer.num_heads, **{**layer.scaled, **own}),
+        "ssmax": lambda layer, **own: ScalableSoftmaxAttention(layer.num_heads, **{**layer.scaled, **own}),
+    }
+)
 
 
 def build_mechanism(

@@ -30,12 +30,15 @@ class ModelConfig(Config):
 
     vocab_size: int
     embed_dim: int
+    """Width of what goes from layer to layer."""
     num_heads: int = 8
+    """Of each attention; embed_dim is a multiple of it."""
     num_kv_heads: int | None = None
     """None: as many as num_heads."""
     head_dim: int | None = None
     """None: embed_dim // num_heads."""
     ffn_dim: int
+    """Width inside of the feed-forward networks."""
     position: Spec
     """A name, or a table with a name and settings: {"name": "rope", "base": 500000, "scaling": 4}."""
     max_length: int = 1024
@@ -43,12 +46,17 @@ class ModelConfig(Config):
     rope_base: float = 10000.0
     """Of rotary positions that do not say their base themselves."""
     activation: str
+    """Of the feed-forward networks: "relu", "gelu", "swiglu" or "geglu"."""
     norm: str
+    """"layernorm" or "rmsnorm"."""
     arrangement: str = "pre"
     """Norms before ("pre") or after ("post") each sublayer, or around it ("both")."""
     bias: bool
+    """Whether linear layers have biases."""
     dropout: float
+    """Share of the output of sublayers and embeddings that is dropped in training."""
     attention_dropout: float
+    """Share of attention's weights that is dropped in training."""
     tie_embeddings: bool = True
     """The output layer is the embedding of what is written."""
     initial_spread: float | None = None

@@ -8,7 +8,10 @@ from typing import Any, ClassVar, Self
 
 from torch import nn
 
+from tamis import plugins
 from tamis.files import check_sealed, seal
+from tamis.mechanisms.registry import MECHANISMS
+from tamis.positions.registry import POSITIONS
 from tamis.settings import Config
 
 CONFIG = "config.json"
@@ -33,7 +36,10 @@ class PretrainedModel(nn.Module):
 
     def described(self) -> str:
         """The text of config.json."""
-        return json.dumps({"model": type(self).__name__, **self.config.to_dict()}, indent=2) + "\n"
+        config = self.config.to_dict()
+        needed = plugins_of(config)
+        own = {"plugins": needed} if needed else {}
+        return json.dumps({"model": type(self).__name__, **own, **config}, indent=2) + "\n"
 
     @classmethod
     def from_pretrained(cls, folder: str | Path, **loading: Any) -> Self:
@@ -66,6 +72,7 @@ class PretrainedModel(nn.Module):
         kind = values.pop("model", cls.__name__)
         if kind != cls.__name__:
             raise ValueError(f"{path.parent} holds a {kind}, not a {cls.__name__}")
+        plugins.check_loaded(values.pop("plugins", []), path.parent)
         try:
             return cls.config_class.from_dict(values)
         except (TypeError, ValueError) as error:
@@ -73,3 +80,13 @@ class PretrainedModel(nn.Module):
 
     def num_parameters(self) -> int:
         return sum(parameter.numel() for parameter in self.parameters())
+
+
+def plugins_of(config: dict[str, Any]) -> list[str]:
+    """The plugins that the mechanisms and positions of a model's config come from."""
+    found = []
+    for name, spec in config.items():
+        registry = MECHANISMS if name.endswith("mechanism") else POSITIONS if name == "position" else None
+        if registry is not None:
+            found.append(registry.plugin_of(spec.get("name") if isinstance(spec, dict) else spec))
+    return sorted({plugin for plugin in found if plugin is not None})

@@ -27,11 +27,16 @@ class Seq2SeqConfig(ModelConfig):
     embed_dim: int = 512
     ffn_dim: int = 2048
     encoder_layers: int = 6
+    """Of the encoder."""
     decoder_layers: int = 6
+    """Of the decoder."""
     encoder_mechanism: Spec = "entmax"
-    """A name, or a table with a name and arguments: {"name": "entmax", "alpha": 1.5}."""
+    """A name, or a table with a name and arguments: {"name": "entmax", "alpha": 1.5}.  In a recipe `mechanism` stands
+    for this and the two after it."""
     decoder_mechanism: Spec = "entmax"
+    """The same for self-attention of the decoder."""
     cross_mechanism: Spec = "entmax"
+    """The same for attention of the decoder to the source."""
     position: Spec = "sinusoidal"
     activation: str = "relu"
     norm: str = "layernorm"

@@ -6,6 +6,7 @@ import inspect
 from dataclasses import dataclass
 from typing import Any
 
+from tamis.plugins import Registry
 from tamis.positions.alibi import ALiBi
 from tamis.positions.base import NoPE, Position
 from tamis.positions.learned import LearnedPositions
@@ -27,14 +28,16 @@ class Kind:
         return [name for name in inspect.signature(self.make.__init__).parameters if name not in ("self", self.size)]
 
 
-POSITIONS = {
-    "sinusoidal": Kind(Sinusoidal, "embed_dim"),
-    "learned": Kind(LearnedPositions, "embed_dim"),
-    "rope": Kind(RoPE, "head_dim"),
-    "alibi": Kind(ALiBi, "num_heads"),
-    "nape": Kind(NAPE, "num_heads"),
-    "none": Kind(NoPE, None),
-}
+POSITIONS: Registry[Kind] = Registry(
+    {
+        "sinusoidal": Kind(Sinusoidal, "embed_dim"),
+        "learned": Kind(LearnedPositions, "embed_dim"),
+        "rope": Kind(RoPE, "head_dim"),
+        "alibi": Kind(ALiBi, "num_heads"),
+        "nape": Kind(NAPE, "num_heads"),
+        "none": Kind(NoPE, None),
+    }
+)
 
 
 def build_position(spec: Spec | Position, embed_dim: int, num_heads: int, *, head_dim: int | None = None) -> Position:

@@ -4,9 +4,10 @@ from tamis.training.checkpoint import CheckpointError
 from tamis.training.distributed import Process, process
 from tamis.training.guards import TrainingError
 from tamis.training.language import LanguageTask
+from tamis.training.protocol import Task, Update
 from tamis.training.settings import TrainingConfig
 from tamis.training.tasks import GeneratedTask, TaskConfig
-from tamis.training.trainer import Task, Trainer
+from tamis.training.trainer import Trainer
 from tamis.training.translation import TranslationTask
 
 __all__ = [
@@ -20,5 +21,6 @@ __all__ = [
     "TrainingConfig",
     "TrainingError",
     "TranslationTask",
+    "Update",
     "process",
 ]

@@ -1,13 +1,16 @@
-"""What a run says while it runs: metrics.jsonl always, a live line on a terminal, TensorBoard when asked."""
+"""What a run says while it runs: metrics.jsonl, and progress for people."""
 
 from __future__ import annotations
 
 import hashlib
 import json
 import math
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from datetime import timedelta
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
@@ -15,6 +18,12 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from tamis.files import flush, replacing
 
 Record = dict[str, Any]
+Advance = Callable[[int], None]
+"""Is told how much is done."""
+EVERY = 10.0
+"""Seconds between lines about work that takes long, where there is no terminal."""
+VALIDATED = ("valid_loss", "valid_perplexity", "valid_accuracy")
+"""What every validation finds; the rest is a kind's own."""
 
 
 class Journal:
@@ -63,17 +72,17 @@ def _step_of(line: bytes) -> float:
 
 
 class Display:
-    """Progress for people: a live bar on a terminal, a line now and then elsewhere."""
+    """Progress for people: a live bar on a terminal, a line now and then elsewhere, each with the time still to go."""
 
     def __init__(self, console: Console | None = None, quiet: bool = False) -> None:
         self.console = Console(quiet=quiet, highlight=False) if console is None else console
         self._progress: Progress | None = None
 
     def start(self, name: str, step: int, steps: int) -> None:
-        self.steps = steps
-        if self.console.is_terminal and not self.console.quiet:
-            columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-            self._progress = Progress(*columns, TextColumn("{task.fields[shown]}"), console=self.console)
+        """Training begins after some step."""
+        self.steps, self._pace = steps, Pace(step, steps)
+        if self._is_live():
+            self._progress = self._bars(TextColumn("{task.fields[shown]}"))
             self._bar = self._progress.add_task(name, total=steps, completed=step, shown="")
             self._progress.start()
 
@@ -86,7 +95,33 @@ class Display:
         if self._progress is not None:
             self._progress.update(self._bar, shown=summary(record))
         else:
-            self.say(f"step {record['step']:>6}/{self.steps}  {summary(record)}")
+            step = record["step"]
+            self.say(f"step {step:>6}/{self.steps}  {summary(record)}  {self._pace.left(step)}".rstrip())
+
+    @contextmanager
+    def track(self, what: str, total: int | None = None) -> Iterator[Advance]:
+        """Some other work, which says now and then how much of it is done."""
+        if self._is_live():
+            with self._bars() as progress:
+                bar = progress.add_task(what, total=total)
+                yield lambda done: progress.update(bar, completed=done)
+            return
+        pace = Pace(0, total)
+        said = [time.monotonic()]
+
+        def advance(done: int) -> None:
+            if time.monotonic() - said[0] >= EVERY:
+                said[0] = time.monotonic()
+                of = f" of {total:,}" if total is not None else ""
+                self.say(f"{what}: {done:,}{of}  {pace.left(done)}".rstrip())
+
+        yield advance
+
+    def table(self, rows: Sequence[tuple[str, str]]) -> None:
+        """Names and values below one another."""
+        width = max((len(name) for name, _ in rows), default=0)
+        for name, value in rows:
+            self.say(f"  {name:<{width}}  {value}")
 
     def say(self, text: str) -> None:
         self.console.print(text, markup=False, emoji=False, soft_wrap=True)
@@ -96,11 +131,26 @@ class Display:
             self._progress.stop()
             self._progress = None
 
-    def __enter__(self) -> Self:
-        return self
+    def _is_live(self) -> bool:
+        return self.console.is_terminal and not self.console.quiet
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        self.close()
+    def _bars(self, *further: TextColumn) -> Progress:
+        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+        return Progress(*columns, *further, console=self.console)
+
+
+class Pace:
+    """How long what is left will take, if it goes on as it went so far."""
+
+    def __init__(self, done: int, total: int | None) -> None:
+        self.first, self.total, self._began = done, total, time.monotonic()
+
+    def left(self, done: int) -> str:
+        """Such as "ETA 0:02:10"; nothing where nobody can know."""
+        if self.total is None or done <= self.first:
+            return ""
+        seconds = (time.monotonic() - self._began) / (done - self.first) * max(0, self.total - done)
+        return f"ETA {timedelta(seconds=round(seconds))}"
 
 
 def summary(record: Record) -> str:
@@ -111,35 +161,15 @@ def summary(record: Record) -> str:
         ("valid_loss", "valid loss {:.4f}"),
         ("valid_perplexity", "perplexity {:.2f}"),
         ("valid_accuracy", "accuracy {:.1%}"),
-        ("valid_bleu", "BLEU {:.2f}"),
         ("density", "density {:.3f}"),
         ("tokens_per_second", "{:,.0f} tokens/s"),
         ("skipped", "{} steps skipped"),
     ):
         if record.get(key):
             parts.append(text.format(record[key]))
+    scores = [key for key in record if key.startswith("valid_") and key not in VALIDATED]
+    parts += [f"{key.removeprefix('valid_')} {record[key]:.2f}" for key in scores]
     values = [alpha for alphas in record.get("alphas", {}).values() for alpha in alphas]
     if values:
         parts.append(f"alpha {min(values):.2f}..{max(values):.2f}")
     return "  ".join(parts)
-
-
-class Board:
-    """The numbers of the records in TensorBoard."""
-
-    def __init__(self, folder: Path, step: int) -> None:
-        try:
-            from torch.utils.tensorboard import SummaryWriter
-        except ModuleNotFoundError:
-            raise SystemExit("tensorboard = true needs the package: pip install 'tamis[train]'") from None
-        self._writer = SummaryWriter(str(folder), purge_step=step + 1)
-
-    def write(self, record: Record) -> None:
-        for key, value in record.items():
-            if isinstance(value, int | float) and key != "step":
-                self._writer.add_scalar(key, value, record["step"])
-        for site, alphas in record.get("alphas", {}).items():
-            self._writer.add_scalars(f"alpha/{site}", {str(n): a for n, a in enumerate(alphas)}, record["step"])
-
-    def close(self) -> None:
-        self._writer.close()

@@ -16,6 +16,7 @@ from tamis.data.passkey import PasskeyText
 from tamis.data.prepare import PreparedText, TextConfig
 from tamis.training.distributed import Process
 from tamis.training.objective import Measured, Objective
+from tamis.training.protocol import Update
 from tamis.training.settings import TrainingConfig
 from tamis.training.tasks import Part, split_rows
 
@@ -81,11 +82,9 @@ class LanguageTask:
         )
         self.objective = Objective(config, IGNORED)
 
-    def parts(self, indices: np.ndarray, process: Process) -> list[PackedPart]:
-        return self._parts([self.updates.row(number) for number in indices.tolist()], process)
-
-    def tokens(self, indices: np.ndarray) -> int:
-        return sum(map(self.updates.labels, indices.tolist()))
+    def update(self, indices: np.ndarray, process: Process) -> Update:
+        rows = [self.updates.row(number) for number in indices.tolist()]
+        return Update(sum(map(self.updates.labels, indices.tolist())), self._parts(rows, process))
 
     def loss(self, model: Callable[..., Tensor], part: PackedPart) -> Tensor:
         return self.objective(*self._predicted(model, part))

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import time
 from collections import deque
+from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import NamedTuple, Self
+from typing import Any, NamedTuple, Self
 
 import torch
 from torch import Tensor
 
 from tamis.training.guards import TrainingError
-from tamis.training.journal import Board, Display, Journal, Record, summary
+from tamis.training.journal import Display, Journal, Record, summary
+from tamis.training.loggers import LoggedRun, Logger, build_logger
 from tamis.training.settings import TrainingConfig
 from tamis.training.state import State
 
@@ -34,16 +36,24 @@ class StepNumbers(NamedTuple):
 
 
 class Recorder:
-    """Adds up steps and writes records: to people, to metrics.jsonl, to TensorBoard."""
+    """Adds up steps and writes records: to people, to metrics.jsonl, to loggers."""
 
-    def __init__(self, state: State, config: TrainingConfig, folder: Path, display: Display, leads: bool) -> None:
+    def __init__(
+        self,
+        state: State,
+        config: TrainingConfig,
+        folder: Path,
+        display: Display,
+        leads: bool,
+        settings: Mapping[str, Any],
+    ) -> None:
         self.state, self.config, self.display = state, config, display
-        self._outlets: list[Journal | Board] = []
+        self._outlets: list[Logger] = []
         self.journal = Journal(folder / "metrics.jsonl", state.step) if leads else None
         if self.journal is not None:
-            self._outlets.append(self.journal)
-            if config.tensorboard:
-                self._outlets.append(Board(folder / "tensorboard", state.step))
+            run = LoggedRun(folder, state.step, settings)
+            named = (*config.loggers, *(["tensorboard"] if config.tensorboard else []))
+            self._outlets = [self.journal, *(build_logger(spec, run) for spec in named)]
         self._pending: deque[tuple[StepNumbers, torch.cuda.Event | None]] = deque()
         self._began = time.monotonic() - state.seconds
         self._last_seconds, self._last_tokens = state.seconds, state.tokens

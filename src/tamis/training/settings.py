@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from tamis.settings import (
     LARGEST_SEED,
     Config,
+    Spec,
     at_least,
     booleans,
     choose,
@@ -14,6 +15,7 @@ from tamis.settings import (
     optional_at_least,
     optional_strings,
     shares,
+    strings,
 )
 
 SMALLEST_EPS = 1e-30  # what is much smaller is 0 in fp32, and a gradient of 0 then a step of NaN
@@ -31,6 +33,7 @@ class TrainingConfig(Config):
     device_tokens: int | None = None
     """The most that one process puts through the model at once; an update beyond that is accumulated in parts."""
     seed: int = 1
+    """Of the weights at the start, the order of the data and dropout."""
     start: str | None = None
     """A run, a checkpoint or a saved model of the same sizes and vocabulary, with any mechanism: training starts from
     its weights, with a new optimiser."""
@@ -42,10 +45,13 @@ class TrainingConfig(Config):
     muon_lr: float = 0.02
     """What stands in the place of `lr` for those matrices.  Unlike it, it is about the same for every width."""
     schedule: str = "inverse-sqrt"
+    """"inverse-sqrt" or "noam" (after the warm-up the rate falls with the root of the step), "cosine" or "constant"."""
     warmup: int = 1000
     """Steps of linear growth."""
     betas: tuple[float, float] = (0.9, 0.98)
+    """Decay of Adam's averages of gradients and of their squares."""
     eps: float = 1e-9
+    """What Adam adds to the root that it divides by."""
     weight_decay: float = 0.0
     """Of matrices and embeddings; biases, norms, alphas, gains and gates never decay."""
     mechanism_lr: float = 4.0
@@ -56,7 +62,9 @@ class TrainingConfig(Config):
     loss: str = "cross-entropy"
     """Or "entmax": the output layer becomes sparse too."""
     loss_alpha: float = 1.5
+    """Of the entmax loss."""
     label_smoothing: float = 0.1
+    """Share of the probability that is spread over all tokens."""
     precision: str = "fp32"
     """Or "bf16": autocast."""
     compile: bool = False
@@ -74,7 +82,7 @@ class TrainingConfig(Config):
     keep: int = 5
     """Checkpoints that stay, besides the best."""
     monitor: str = "loss"
-    """What makes a checkpoint the best: "loss" or "bleu" (beam search over the validation set)."""
+    """What makes a checkpoint the best: "loss", or in translation "bleu" (beam search over the validation set)."""
     patience: int | None = None
     """Validations without a better one until training ends; None: never."""
     ema: float = 0.0
@@ -82,15 +90,22 @@ class TrainingConfig(Config):
     average: int = 1
     """Export the mean of the last so many checkpoints; 1 exports the best one."""
     log_every: int = 50
+    """Steps from one record to the next."""
     tensorboard: bool = False
+    """Write records for TensorBoard too: short for loggers = ["tensorboard"]."""
+    loggers: tuple[Spec, ...] = ()
+    """Further places for records: "tensorboard", "wandb", "mlflow", or tables with a name and settings:
+    { name = "wandb", project = "sieve" }."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "betas", _betas(self.betas))
+        object.__setattr__(self, "loggers", _specs(self.loggers))
         at_least(self, 1, "steps", "batch_tokens", "checkpoint_every", "keep", "average", "log_every")
         at_least(self, 0, "warmup")
         at_least(self, 0, "seed", largest=LARGEST_SEED)
         optional_at_least(self, 1, "device_tokens", "patience")
         optional_strings(self, "start")
+        strings(self, "monitor")
         shares(self, "label_smoothing", "ema")
         booleans(self, "compile", "cuda_graphs", "deterministic", "tensorboard")
         numbers(self, "lr", "muon_lr", "eps", above=0.0)
@@ -100,13 +115,19 @@ class TrainingConfig(Config):
         choose("loss", self.loss, ("cross-entropy", "entmax"))
         choose("precision", self.precision, ("fp32", "bf16"))
         choose("parallel", self.parallel, ("ddp", "fsdp"))
-        choose("monitor", self.monitor, ("loss", "bleu"))
         if not 1.0 <= self.loss_alpha <= 2.0:
             raise ValueError(f"loss_alpha must lie in [1, 2], got {self.loss_alpha}")
         if self.eps < SMALLEST_EPS:
             raise ValueError(f"eps must be at least {SMALLEST_EPS:g}, got {self.eps}")
         if self.average > self.keep:
             raise ValueError(f"average = {self.average} needs as many checkpoints, but keep = {self.keep}")
+
+
+def _specs(loggers: object) -> tuple[Spec, ...]:
+    """As a tuple, which TOML has not."""
+    if isinstance(loggers, list | tuple) and all(isinstance(spec, str | dict) for spec in loggers):
+        return tuple(loggers)
+    raise ValueError(f"loggers must be a list of names and of tables with names, got {loggers!r}")
 
 
 def _betas(betas: object) -> tuple[float, float]:

@@ -21,6 +21,7 @@ from tamis.data.tasks import SequenceTask, build_task, stream
 from tamis.settings import Config, at_least
 from tamis.training.distributed import Process
 from tamis.training.objective import Measured, Objective
+from tamis.training.protocol import Update
 from tamis.training.settings import TrainingConfig
 
 T = TypeVar("T")
@@ -124,14 +125,11 @@ class GeneratedTask:
         self.updates = Numbered()
         self.objective = Objective(training, IGNORED)
 
-    def parts(self, indices: np.ndarray, process: Process) -> list[Part]:
-        (number,) = indices.tolist()
-        return self._split(self._batch("train", number, self._drawn(number)), process)
-
-    def tokens(self, indices: np.ndarray) -> int:
+    def update(self, indices: np.ndarray, process: Process) -> Update:
         (number,) = indices.tolist()
         drawn = self._drawn(number)
-        return sum(rows * task.answer_length(n) for rows, (task, n) in _shared(self.config.batch_size, drawn))
+        tokens = sum(rows * task.answer_length(n) for rows, (task, n) in _shared(self.config.batch_size, drawn))
+        return Update(tokens, self._split(self._batch("train", number, drawn), process))
 
     def loss(self, model: Callable[..., Tensor], part: Part) -> Tensor:
         return self.objective(model(part.inputs), part.labels)
@@ -142,6 +140,13 @@ class GeneratedTask:
         count = min(self.config.validation_size, high - low + 1, 8)
         lengths = [low + (high - low) * k // max(count - 1, 1) for k in range(count)]
         yield from self._split(self._batch("valid", 0, [(self.task, length) for length in lengths]), process)
+
+    def sample(self, tokens: int) -> Iterator[Part]:
+        """Sequences that stand for the validation set, of about so many tokens."""
+        length = self.config.lengths[1]
+        drawn = _group(self.task, 1, length, stream("valid", 0, 0), "valid").inputs.shape[1]
+        rows = min(self.config.validation_size, max(1, tokens // drawn))
+        yield _group(self.task, rows, length, stream("valid", 0, 0), "valid")
 
     def measure(self, model: Callable[..., Tensor], part: Part) -> Measured:
         return self.objective.measure(model(part.inputs), part.labels)

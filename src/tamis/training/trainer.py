@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, nullcontext
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -24,56 +23,21 @@ from tamis.training.environment import differences, environment
 from tamis.training.graphs import GraphedBackward
 from tamis.training.guards import TrainingError
 from tamis.training.journal import Display, Record
-from tamis.training.objective import Measured
 from tamis.training.optim import MovingAverage, build_optimizers, learning_rate, step
+from tamis.training.protocol import Task, Update
 from tamis.training.recorder import Recorder, StepNumbers
 from tamis.training.settings import TrainingConfig
 from tamis.training.start import start_from
 from tamis.training.state import State, stream_seed
 
 
-class Order(Protocol):
-    """Which update comes when."""
-
-    def iterate(self, position: Position) -> Iterator[tuple[Position, np.ndarray]]:
-        """Updates from a position on, without end, each with the position after it."""
-
-
-class Task(Protocol):
-    """What is learned: batches and their loss.  The loop knows nothing else about the data."""
-
-    @property
-    def updates(self) -> Order:
-        """The order of training."""
-
-    def parts(self, indices: np.ndarray, process: Process) -> list[Any]:
-        """What this process puts through the model for one update; as many parts in every process."""
-
-    def tokens(self, indices: np.ndarray) -> int:
-        """Labels in the whole update, over all processes: what its loss is divided by."""
-
-    def loss(self, model: Callable[..., Tensor], part: Any) -> Tensor:
-        """Summed over labels."""
-
-    def validation(self, process: Process) -> Iterator[Any]:
-        """Parts of the validation set for this process; as many in every process."""
-
-    def measure(self, model: Callable[..., Tensor], part: Any) -> Measured:
-        """Sums over labels."""
-
-    def describe(self, part: Any) -> str:
-        """For the message when memory runs out."""
-
-    def fingerprint(self) -> str:
-        """Of the training data: a run does not go on with others."""
-
-
 class Trainer:
     """Trains `model` on `task` in `folder`, from the last good checkpoint there if there is one.
 
     Args:
-        score: a figure of merit, higher is better, found after each validation by the leading process.
-        observe: further numbers for the record of a validation, such as densities; likewise.
+        observe: finds further numbers for the record of a validation, such as densities, in the leading process; what
+            `config.monitor` names besides the loss is among them as valid_NAME, and higher is better.
+        settings: all those of the run, for loggers; by default those of the loop.
     """
 
     def __init__(
@@ -85,12 +49,14 @@ class Trainer:
         process: Process,
         *,
         display: Display | None = None,
-        score: Callable[[PretrainedModel], float] | None = None,
         observe: Callable[[PretrainedModel], Record] | None = None,
+        settings: Mapping[str, Any] | None = None,
     ) -> None:
         self.task, self.config, self.folder, self.process = task, config, folder, process
         self.display = Display(quiet=not process.leads) if display is None else display
-        self.score, self.observe = score, observe
+        self.observe, self.settings = observe, config.to_dict() if settings is None else settings
+        if config.monitor != "loss" and observe is None:
+            raise ValueError(f"training.monitor is {config.monitor!r}, and nothing observes it")
         self.checkpoints = Checkpoints(folder / "checkpoints")
         if config.start is not None and not self._has_checkpoint():
             new = start_from(model, Path(config.start))
@@ -107,8 +73,9 @@ class Trainer:
         self.interruption = guards.Interruption()
         self._noted: str | None = None
 
-    def run(self) -> State:
-        """Train to the end, or until patience runs out; returns where it ended."""
+    def run(self, begin: Callable[[], None] = lambda: None) -> State:
+        """Train to the end, or until patience runs out; returns where it ended.  `begin` is called if there is a way
+        to go."""
         self.checkpoints.folder.mkdir(parents=True, exist_ok=True)
         with ExitStack() as stack:
             stack.enter_context(guards.deterministic(self.config.deterministic))
@@ -116,12 +83,13 @@ class Trainer:
                 stack.enter_context(torch._dynamo.config.patch(recompile_limit=64))
             self._resume()
             self.recorder = stack.enter_context(
-                Recorder(self.state, self.config, self.folder, self.display, self.process.leads)
+                Recorder(self.state, self.config, self.folder, self.display, self.process.leads, self.settings)
             )
             self._check_journal()
             if self.process.world == 1:  # several processes would stop at different steps
                 stack.enter_context(self.interruption.watched())
             if not self._done():
+                begin()
                 self._loop()
         return self.state
 
@@ -156,9 +124,9 @@ class Trainer:
             stream = iter(prefetcher)
             while not self._done():
                 asked = time.monotonic()
-                position, tokens, parts = next(stream)
+                position, update = next(stream)
                 self.recorder.wait(time.monotonic() - asked)
-                self._update(tokens, parts, position)
+                self._update(update, position)
                 if self.state.step % self.config.checkpoint_every == 0 or self.state.step == self.config.steps:
                     self._validate()
                     self._save()
@@ -172,15 +140,15 @@ class Trainer:
         patience = self.config.patience
         return self.state.step >= self.config.steps or (patience is not None and self.state.stale >= patience)
 
-    def _stream(self, position: Position) -> Iterator[tuple[Position, int, list[Any]]]:
+    def _stream(self, position: Position) -> Iterator[tuple[Position, Update]]:
         """Updates from a position on, made ready ahead of their time in another thread."""
         pin = self.process.device.type == "cuda"
         for after, indices in self.task.updates.iterate(position):
-            parts = self.task.parts(indices, self.process)
-            yield after, self.task.tokens(indices), [part.pin() if pin else part for part in parts]
+            update = self.task.update(indices, self.process)
+            yield after, Update(update.tokens, [part.pin() if pin else part for part in update.parts])
 
-    def _update(self, tokens: int, parts: list[Any], position: Position) -> None:
-        number = self.state.step + 1
+    def _update(self, update: Update, position: Position) -> None:
+        number, (tokens, parts) = self.state.step + 1, update
         torch.manual_seed(stream_seed(self.config.seed, number, self.process.rank))
         self.model.zero_grad(set_to_none=self.graphs is None)  # a graph adds to tensors that stay
         total = torch.zeros((), device=self.process.device)
@@ -265,9 +233,8 @@ class Trainer:
             with torch.compiler.set_stance("force_eager") if self.config.compile else nullcontext():
                 if self.observe is not None and self.process.leads:
                     record |= self.observe(model)
-                if self.score is not None and self.process.leads:
-                    record["valid_bleu"] = self.score(model)
-        value = -record.get("valid_bleu", 0.0) if self.config.monitor == "bleu" else record["valid_loss"]
+        monitor = self.config.monitor
+        value = record["valid_loss"] if monitor == "loss" or not self.process.leads else -record[f"valid_{monitor}"]
         record["best"] = self.state.judge(self.process.agree(value))
         self.recorder.validated(record)
         self.recorder.pause(time.monotonic() - began)
@@ -345,10 +312,17 @@ class Trainer:
         self.process.wait()
         if self.process.leads:
             self.checkpoints.remove(step for step in self.checkpoints.steps() if step > number)
+        self._noted = found.get("journal")
+        if self._done():
+            limit = "steps" if number >= self.config.steps else "patience"
+            self.display.say(
+                f"{self.folder} is finished, at step {number} of {self.config.steps}: raise training.{limit} to go on, "
+                "or take another folder to begin anew"
+            )
+            return
         self.display.say(f"going on from step {number} in {self.folder}")
         if changed := differences(found.get("environment", {}), environment(self.process)):
             self.display.say(f"not to the bit, because this is not where it ran before: {changed}")
-        self._noted = found.get("journal")
 
     def _check_journal(self) -> None:
         """Say so if the records of the steps before are not those that were written."""

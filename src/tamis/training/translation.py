@@ -12,6 +12,7 @@ from tamis.data.corpus import ParallelCorpus
 from tamis.data.prepare import Prepared
 from tamis.training.distributed import Process
 from tamis.training.objective import Measured, Objective
+from tamis.training.protocol import Update
 from tamis.training.settings import TrainingConfig
 
 
@@ -27,11 +28,9 @@ class TranslationTask:
         self._valid_updates = Updates(self.valid.source_lengths, self.valid.target_lengths, config.batch_tokens)
         self.objective = Objective(config, prepared.target_vocabulary.pad_id)
 
-    def parts(self, indices: np.ndarray, process: Process) -> list[Batch]:
-        return self._parts(self.train, self.updates, indices, process)
-
-    def tokens(self, indices: np.ndarray) -> int:
-        return int(self.train.target_lengths[indices].sum()) + len(indices)
+    def update(self, indices: np.ndarray, process: Process) -> Update:
+        tokens = int(self.train.target_lengths[indices].sum()) + len(indices)
+        return Update(tokens, self._parts(self.train, self.updates, indices, process))
 
     def loss(self, model: Callable[..., Tensor], part: Batch) -> Tensor:
         return self.objective(model(part.source, part.target), part.labels)

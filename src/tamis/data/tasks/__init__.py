@@ -12,19 +12,22 @@ from tamis.data.tasks.base import SPLITS, Sequences, SequenceTask, distinct, str
 from tamis.data.tasks.recall import MQMTAR, MaxRetrieval, Passkey
 from tamis.data.tasks.strings import Copy, Reverse, Sort, TwoBack
 from tamis.data.tasks.tracking import FlipFlop, LocalCount
+from tamis.plugins import Registry
 from tamis.settings import choose
 
-TASKS: dict[str, type[SequenceTask]] = {
-    "mqmtar": MQMTAR,
-    "sort": Sort,
-    "reverse": Reverse,
-    "copy": Copy,
-    "flip_flop": FlipFlop,
-    "two_back": TwoBack,
-    "local_count": LocalCount,
-    "max_retrieval": MaxRetrieval,
-    "passkey": Passkey,
-}
+TASKS: Registry[type[SequenceTask]] = Registry(
+    {
+        "mqmtar": MQMTAR,
+        "sort": Sort,
+        "reverse": Reverse,
+        "copy": Copy,
+        "flip_flop": FlipFlop,
+        "two_back": TwoBack,
+        "local_count": LocalCount,
+        "max_retrieval": MaxRetrieval,
+        "passkey": Passkey,
+    }
+)
 """A new task is put in here under its name."""
 
 

@@ -6,29 +6,22 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 from typer.testing import CliRunner
 
+from experiments.listening import QUIET, Heard
 from tamis.cli import app
-from tamis.config import arms_of, read_recipe
 from tamis.data.vocabulary import Vocabulary
 from tamis.decoding import TextGenerator
-from tamis.language_runs import (
-    LanguageRecipe,
-    evaluate_language,
-    is_language,
-    plot_language,
-    prepare_language,
-    read_language_recipe,
-    train_language,
-)
+from tamis.experiments import LanguageModel, arms_of, evaluate, plot, prepare, read_recipe, train
 from tamis.models import CausalLM
-from tamis.training.journal import Display, read_journal
+from tamis.training.journal import read_journal
 
-RECIPES = Path(__file__).parents[1] / "recipes"
+RECIPES = Path(__file__).parents[2] / "recipes"
 DEMO = RECIPES / "lm-demo.toml"
 ARMS = ["softmax-rope", "softmax-nape", "entmax-nape", "asentmax-nape"]
 SMALL = [
@@ -53,7 +46,7 @@ SMALL = [
 
 
 def small(place, *changes, arm=None):
-    return read_language_recipe(DEMO, [*SMALL, f"text.folder={place / 'data'}", *changes], arm)
+    return read_recipe(DEMO, [*SMALL, f"text.folder={place / 'data'}", *changes], arm or ())
 
 
 @pytest.fixture(scope="module")
@@ -61,14 +54,14 @@ def place(tmp_path_factory):
     """A folder with prepared data, and the recipe as a file."""
     folder = tmp_path_factory.mktemp("language")
     (folder / "small.toml").write_text(small(folder).to_toml())
-    prepare_language(small(folder), lambda text: None)
+    prepare(small(folder), QUIET)
     return folder
 
 
 @pytest.fixture(scope="module")
 def run(place):
     torch.set_num_threads(1)  # as in the processes that tests start: sums are rounded alike
-    train_language(read_language_recipe(place / "small.toml"), place / "run", "cpu", Display(quiet=True))
+    train(read_recipe(place / "small.toml"), place / "run", "cpu", QUIET)
     return place / "run"
 
 
@@ -86,9 +79,8 @@ def test_a_run_folder(run):
     assert len(validations[0]["densities"]) == 2
     model = CausalLM.from_pretrained(run / "model")
     assert model.config.vocab_size == 400
-    assert is_language(run)
-    assert is_language(run / "config.toml")
-    assert read_language_recipe(run / "config.toml") == read_language_recipe(run.parent / "small.toml")
+    assert isinstance(read_recipe(run / "config.toml"), LanguageModel)
+    assert read_recipe(run / "config.toml") == read_recipe(run.parent / "small.toml")
 
 
 def test_killed_and_called_again(place, run):
@@ -116,8 +108,8 @@ def test_killed_and_called_again(place, run):
 
 
 def test_evaluation(run):
-    said = []
-    found = evaluate_language(run, "cpu", said.append, {"passkey_depths": [0.5]})
+    heard = Heard()
+    found = evaluate(run, "cpu", heard, {"passkey_depths": [0.5]})
     assert json.loads((run / "evaluation.json").read_text()) == json.loads(json.dumps(found))
     assert [(row["length"], row["mode"]) for row in found["perplexity"]] == [
         (160, "full"), (160, "sliding"), (320, "full"),
@@ -127,7 +119,12 @@ def test_evaluation(run):
     assert [bucket["end"] for bucket in found["perplexity"][-1]["buckets"]] == [64, 128, 256, 320]
     assert [(row["length"], row["depth"]) for row in found["passkeys"]] == [(160, 0.5), (320, 0.5)]
     assert (found["mechanism"], found["position"], found["trained_length"]) == ("asentmax", "nape", 160)
-    assert len(said) == 5
+    assert sum("perplexity " in line and " s" in line for line in heard.lines) == 3
+    keys = [line for line in heard.lines if "passkey" in line and " at 0.5" in line]
+    assert len(keys) == 2
+    assert all(line.endswith("(chance: 10%)") for line in keys)
+    assert 0.0 < found["attention"]["summary"]["all"]["density"] < 1.0
+    assert heard.lines[-2:] == [f"written: {run}/evaluation.json", f"next: tamis analyze {run}"]
 
 
 def test_the_commands(place, run):
@@ -136,7 +133,8 @@ def test_the_commands(place, run):
     assert "train: 75 of 75 documents kept" in prepared.output
     shown = called("evaluate", run, "--device", "cpu", "--set", "passkey_samples=0", "--set", "stride=0")
     assert shown.exit_code == 0, shown.output
-    assert shown.output.count("perplexity") == 2
+    assert shown.output.count("perplexity ") == 2
+    assert shown.output.count("perplexity, ") == 2
     written = called("generate", run, "--device", "cpu", text="The old man\n\n")
     assert written.exit_code == 0, written.output
     lines = written.stdout.split("\n")
@@ -173,7 +171,7 @@ MECHANISMS = {
 def test_every_mechanism_with_all_positions(place, tmp_path, mechanism, position):
     changes = [f"model.mechanism={MECHANISMS[mechanism]}", f"model.position={position}", "model.num_layers=1"]
     recipe = small(place, *changes, "training.steps=2", "training.checkpoint_every=2", "training.log_every=1")
-    train_language(recipe, tmp_path, "cpu", Display(quiet=True))
+    train(recipe, tmp_path, "cpu", QUIET)
     records = read_journal(tmp_path / "metrics.jsonl")
     assert [record["step"] for record in records] == [1, 2, 2]
     assert all(record.get("loss", record.get("valid_loss")) < 7.5 for record in records)
@@ -184,17 +182,17 @@ def test_every_mechanism_with_all_positions(place, tmp_path, mechanism, position
 
 def test_a_sparse_output_layer(place, tmp_path):
     recipe = small(place, "training.loss=entmax", "training.steps=4")
-    train_language(recipe, tmp_path, "cpu", Display(quiet=True))
+    train(recipe, tmp_path, "cpu", QUIET)
     assert TextGenerator.load(tmp_path, "cpu").decoding.alpha == 1.5
     settings = {"lengths": [160], "passkey_depths": [0.5], "passkey_samples": 1}
-    found = evaluate_language(tmp_path, "cpu", lambda text: None, settings)
+    found = evaluate(tmp_path, "cpu", QUIET, settings)
     assert found["perplexity"][0]["support"] < 399
 
 
 def test_a_vocabulary_is_brought_along(place, tmp_path):
     brought = place / "data" / "vocabulary.model"
-    recipe = read_language_recipe(DEMO, [*SMALL, f"text.folder={tmp_path}", f"vocabulary.model={brought}"])
-    prepared = prepare_language(recipe, lambda text: None)
+    recipe = read_recipe(DEMO, [*SMALL, f"text.folder={tmp_path}", f"vocabulary.model={brought}"])
+    prepared = prepare(recipe, QUIET)
     assert prepared.vocabulary.fingerprint == Vocabulary.load(brought).fingerprint
 
 
@@ -204,11 +202,9 @@ def test_prepared_text_is_used_again_and_rebuilt_when_it_changes(tmp_path):
     changes = [f"text.train={path}", f"text.valid={path}", "text.documents=blank", "vocabulary.size=275"]
 
     def said(*more):
-        found: list[str] = []
-        prepare_language(
-            read_language_recipe(DEMO, [*changes, f"text.folder={tmp_path / 'data'}", *more]), found.append
-        )
-        return len(found)
+        heard = Heard()
+        prepare(read_recipe(DEMO, [*changes, f"text.folder={tmp_path / 'data'}", *more]), heard)
+        return len(heard.lines)
 
     assert said() == 3
     assert said() == 0
@@ -220,18 +216,20 @@ def test_prepared_text_is_used_again_and_rebuilt_when_it_changes(tmp_path):
     assert said("text.documents=line") == 4  # and that it is damaged
 
 
-@pytest.mark.parametrize("name", [path.stem for path in sorted(RECIPES.glob("*.toml")) if is_language(path)])
+@pytest.mark.parametrize(
+    "name", [path.stem for path in sorted(RECIPES.glob("*.toml")) if isinstance(read_recipe(path), LanguageModel)]
+)
 def test_shipped_recipes_are_read_with_all_their_arms(name):
     path = RECIPES / f"{name}.toml"
     assert arms_of(path) == ARMS
-    found = {arm: read_language_recipe(path, arm=arm) for arm in ARMS}
+    found = {arm: read_recipe(path, arms=arm) for arm in ARMS}
     assert [recipe.model["position"] for recipe in found.values()] == ["rope", "nape", "nape", "nape"]
     for recipe in found.values():
         assert recipe.name == name
         assert recipe.text.passkey_share == 0.05
         assert recipe.training.label_smoothing == 0.0
     if name != "lm-demo":
-        model = CausalLM(found["asentmax-nape"].model_config(8000))
+        model = CausalLM(replace(found["asentmax-nape"].model_config(), vocab_size=8000))
         assert 20e6 < model.num_parameters() < 40e6
         assert found["asentmax-nape"].training.cuda_graphs
     head = path.read_text().splitlines()[:6]
@@ -249,59 +247,55 @@ def test_shipped_recipes_are_read_with_all_their_arms(name):
         ("training.monitor=bleu", "has no bleu to monitor"),
         ("decoding.method=beam", 'method is "sample" or "greedy"'),
         ("evaluation.lengths=[100,150]", "divide the greatest"),
-        ("data.train=x", r"a \[text\] section, for a language model, or \[data\]"),
+        ("data.train=x", r"this has \[data\] and \[text\]"),
         ("text=3", "text must be a section"),
         ("name=a/b", "one that a folder can have"),
     ],
 )
 def test_bad_recipes(override, message):
     with pytest.raises(ValueError, match=message):
-        read_language_recipe(DEMO, [override])
+        read_recipe(DEMO, [override])
 
 
 def test_figures_of_what_is_not_evaluated(run, tmp_path):
     plain = tmp_path / "plain"
     plain.mkdir()
     (plain / "config.toml").write_text((run / "config.toml").read_text())
-    with pytest.raises(FileNotFoundError, match="tamis evaluate"):
-        plot_language([plain], tmp_path / "figures")
+    with pytest.raises(FileNotFoundError, match="tamis analyze .* `tamis evaluate"):
+        plot([plain], tmp_path / "figures")
     with pytest.raises(ValueError, match="pdf, svg, png"):
-        plot_language([run], tmp_path / "figures", "gif")
+        plot([run], tmp_path / "figures", "gif")
 
 
 def test_what_is_missing(tmp_path):
     (tmp_path / "r.toml").write_text("name = 'r'\n[text]\ntrain = 'x'\n")
     with pytest.raises(ValueError, match=r"\[text\] .*valid"):
-        read_language_recipe(tmp_path / "r.toml")
+        read_recipe(tmp_path / "r.toml")
     learned = ["model.position=learned", "model.max_length=100"]
     with pytest.raises(ValueError, match=r"100 learned positions are fewer than text\.length = 128"):
-        read_language_recipe(DEMO, learned)
+        read_recipe(DEMO, learned)
 
 
-def test_other_kinds_of_recipes_say_so(place, run):
-    assert not is_language(RECIPES / "demo.toml")
-    with pytest.raises(ValueError, match=r"the recipe of a language model, with a \[text\] section"):
-        read_recipe(DEMO)
-    analysed = called("analyze", run, "--device", "cpu")
-    assert analysed.exit_code == 1
-    assert "the recipe of a language model" in analysed.output
+def test_what_it_does_not_do_is_said_with_what_does(run):
     translated = called("translate", run, "--device", "cpu", text="x\n")
     assert translated.exit_code == 1
-    assert "holds a CausalLM, not a Seq2Seq" in translated.output
+    assert f"is a language model, which cannot translate: `tamis generate {run}`" in translated.output
+    silenced = called("tasks", "heads", run)
+    assert "a language model has not got lengths at which to silence heads: `tamis analyze`" in silenced.output
 
 
 def test_two_vocabularies_are_one_too_many(place, tmp_path):
     recipe = small(tmp_path, "vocabulary.shared=false")
     with pytest.raises(ValueError, match="a language model has one vocabulary"):
-        prepare_language(recipe)
+        prepare(recipe)
 
 
 def test_another_recipe_in_the_same_folder(place, run):
     with pytest.raises(ValueError, match=r"other settings \(model\.ffn_dim: 32 then, 64 now; text\.length: 160 then"):
-        train_language(small(place, "model.ffn_dim=64", "text.length=200"), run, "cpu", Display(quiet=True))
+        train(small(place, "model.ffn_dim=64", "text.length=200"), run, "cpu", QUIET)
     changed = small(place, "evaluation.stride=0.25", "decoding.top_p=0.5", "training.keep=9")
-    train_language(changed, run, "cpu", Display(quiet=True))  # what may change
-    assert isinstance(read_language_recipe(run / "config.toml"), LanguageRecipe)
+    train(changed, run, "cpu", QUIET)  # what may change
+    assert isinstance(read_recipe(run / "config.toml"), LanguageModel)
 
 
 @pytest.mark.parametrize(
@@ -315,4 +309,4 @@ def test_another_recipe_in_the_same_folder(place, run):
 )
 def test_evaluations_that_cannot_be(run, settings, message):
     with pytest.raises(ValueError, match=message):
-        evaluate_language(run, "cpu", lambda text: None, settings)
+        evaluate(run, "cpu", QUIET, settings)

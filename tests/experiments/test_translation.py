@@ -13,15 +13,14 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from tamis import runs as stages
+from experiments.listening import QUIET, Heard
 from tamis.analysis import read_arrays, shown_sentences
 from tamis.cli import app
-from tamis.config import read_recipe
 from tamis.decoding import Translator
-from tamis.runs import analyze_run, compare_runs, evaluate_run, prepare_run, train_run, whole_text
+from tamis.experiments import analyze, compare, evaluate, prepare, read_recipe, train, translation
 from tamis.training import TrainingError
 from tamis.training.guards import alone_in
-from tamis.training.journal import Display, read_journal
+from tamis.training.journal import read_journal
 
 RECIPE = """
 name = "tiny"
@@ -85,8 +84,8 @@ def runs(place):
     found = {}
     for arm in ("softmax", "entmax"):
         found[arm] = place / arm
-        train_run(read_recipe(place / "tiny.toml", arm=arm), place / arm, "cpu", Display(quiet=True))
-        evaluate_run(place / arm, "cpu", say=lambda text: None)
+        train(read_recipe(place / "tiny.toml", arms=arm), place / arm, "cpu", QUIET)
+        evaluate(place / arm, "cpu", display=QUIET)
     return found
 
 
@@ -138,12 +137,12 @@ def test_evaluation(runs):
 
 def _test_pairs(run):
     recipe = read_recipe(run / "config.toml")
-    return whole_text(recipe.data.test, recipe)
+    return recipe.whole_text(recipe.data.test)
 
 
 def test_analysis(runs):
     for arm, run in runs.items():
-        found = analyze_run(run, device="cpu", say=lambda text: None, shown=4)
+        found = analyze(run, device="cpu", display=QUIET, shown=4)
         assert json.loads((run / "analysis.json").read_text()) == json.loads(json.dumps(found))
         sites = {"encoder.0.self", "decoder.0.self", "decoder.0.cross", "decoder.1.self", "decoder.1.cross"}
         assert set(found["sites"]) == set(found["importance"]["change"]) == sites
@@ -158,9 +157,9 @@ def test_analysis(runs):
 
 def test_heads_are_observed_on_pairs_that_stand_for_all(runs, place, monkeypatch):
     """Batches are sorted by length, so the first ones do not."""
-    monkeypatch.setattr(stages, "OBSERVED_TOKENS", 100)
+    monkeypatch.setattr(translation, "OBSERVED_TOKENS", 100)
     used = {"importance": [], "density": []}
-    score, look = stages.translation_likelihood, stages.observe
+    score, look = translation.translation_likelihood, translation.observe
 
     def scored(model, batches, **options):
         used["importance"] = list(batches)
@@ -170,12 +169,12 @@ def test_heads_are_observed_on_pairs_that_stand_for_all(runs, place, monkeypatch
         used["density"].append(batch)
         look(model, batch, *rest)
 
-    monkeypatch.setattr(stages, "translation_likelihood", scored)
-    monkeypatch.setattr(stages, "observe", observed)
-    analyze_run(runs["entmax"], device="cpu", say=lambda text: None, shown=1)
+    monkeypatch.setattr(translation, "translation_likelihood", scored)
+    monkeypatch.setattr(translation, "observe", observed)
+    analyze(runs["entmax"], device="cpu", display=QUIET, shown=1)
     short = read_recipe(place / "tiny.toml", ["training.steps=1", "training.checkpoint_every=1"], "entmax")
-    train_run(short, place / "observed", "cpu", Display(quiet=True))
-    valid = prepare_run(short, lambda text: None).corpus("valid")
+    train(short, place / "observed", "cpu", QUIET)
+    valid = prepare(short, QUIET).corpus("valid")
     sizes = np.maximum(valid.source_lengths, valid.target_lengths) + 1
     for batches in used.values():
         chosen = [index for batch in batches for index in batch.indices]
@@ -187,12 +186,12 @@ def test_heads_are_observed_on_pairs_that_stand_for_all(runs, place, monkeypatch
 
 
 def test_comparison(runs, tmp_path):
-    comparison = compare_runs({arm: [run] for arm, run in runs.items()})
+    comparison = compare({arm: [run] for arm, run in runs.items()})
     assert comparison.baseline == "softmax"
     assert "entmax" in comparison.describe()
     shutil.copy(runs["softmax"] / "config.toml", tmp_path / "config.toml")
     with pytest.raises(FileNotFoundError, match="has not been evaluated"):
-        compare_runs({"a": [runs["softmax"]], "b": [tmp_path]})
+        compare({"a": [runs["softmax"]], "b": [tmp_path]})
 
 
 def test_translating_from_the_command_line(runs):
@@ -239,23 +238,21 @@ def test_another_recipe_in_the_same_folder(place, runs):
     with pytest.raises(
         ValueError, match=r"other settings \(model\.ffn_dim: 64 then, 32 now; training\.lr: 0\.005 then"
     ):
-        train_run(recipe, runs["softmax"], "cpu", Display(quiet=True))
+        train(recipe, runs["softmax"], "cpu", QUIET)
 
 
 def test_a_setting_that_is_no_longer_given_is_another_setting(place, tmp_path):
     small = ["training.steps=10", "training.checkpoint_every=5"]
-    train_run(
-        read_recipe(place / "tiny.toml", [*small, "model.dropout=0.0"], "softmax"), tmp_path, "cpu", Display(quiet=True)
-    )
+    train(read_recipe(place / "tiny.toml", [*small, "model.dropout=0.0"], "softmax"), tmp_path, "cpu", QUIET)
     with pytest.raises(ValueError, match=r"model\.dropout: 0\.0 then, 0\.1 now"):
-        train_run(read_recipe(place / "tiny.toml", small, "softmax"), tmp_path, "cpu", Display(quiet=True))
+        train(read_recipe(place / "tiny.toml", small, "softmax"), tmp_path, "cpu", QUIET)
 
 
 def test_a_recipe_that_failed_does_not_claim_the_folder(place, tmp_path):
     wrong = ["training.steps=5", "model.mechanism={name='entmax',alfa=1.5}"]
     with pytest.raises((ValueError, TypeError), match="alfa"):
-        train_run(read_recipe(place / "tiny.toml", wrong), tmp_path, "cpu", Display(quiet=True))
-    train_run(read_recipe(place / "tiny.toml", ["training.steps=5"], "softmax"), tmp_path, "cpu", Display(quiet=True))
+        train(read_recipe(place / "tiny.toml", wrong), tmp_path, "cpu", QUIET)
+    train(read_recipe(place / "tiny.toml", ["training.steps=5"], "softmax"), tmp_path, "cpu", QUIET)
 
 
 def test_a_model_that_no_memory_holds(place, tmp_path):
@@ -263,12 +260,12 @@ def test_a_model_that_no_memory_holds(place, tmp_path):
     with pytest.raises(
         TrainingError, match=r"out of memory on the weights of the model: lower the sizes under \[model\]"
     ):
-        train_run(recipe, tmp_path / "run", "cpu", Display(quiet=True))
+        train(recipe, tmp_path / "run", "cpu", QUIET)
 
 
 def test_one_run_at_a_time(place, tmp_path):
     with alone_in(tmp_path), pytest.raises(TrainingError, match="another process is training"):
-        train_run(read_recipe(place / "tiny.toml", arm="softmax"), tmp_path, "cpu", Display(quiet=True))
+        train(read_recipe(place / "tiny.toml", arms="softmax"), tmp_path, "cpu", QUIET)
     assert not (tmp_path / "config.toml").exists()
 
 
@@ -277,38 +274,38 @@ def test_hypotheses_of_another_test_set_are_not_compared(runs, tmp_path):
     recipe = (tmp_path / "copy" / "config.toml").read_text()
     (tmp_path / "copy" / "config.toml").write_text(recipe.replace("grammar:test:30", "grammar:test:30:7"))
     with pytest.raises(ValueError, match="was evaluated with another model or test set"):
-        compare_runs({"a": [tmp_path / "copy"]})
+        compare({"a": [tmp_path / "copy"]})
 
 
 def test_more_steps_are_no_other_recipe(place, tmp_path):
     small = ["training.steps=10", "training.checkpoint_every=5"]
-    train_run(read_recipe(place / "tiny.toml", small, "softmax"), tmp_path, "cpu", Display(quiet=True))
+    train(read_recipe(place / "tiny.toml", small, "softmax"), tmp_path, "cpu", QUIET)
     more = ["training.steps=15", "training.checkpoint_every=5"]
-    train_run(read_recipe(place / "tiny.toml", more, "softmax"), tmp_path, "cpu", Display(quiet=True))
+    train(read_recipe(place / "tiny.toml", more, "softmax"), tmp_path, "cpu", QUIET)
     assert read_journal(tmp_path / "metrics.jsonl")[-1]["step"] == 15
 
 
 def test_sparse_output_layer_monitored_by_bleu(place, tmp_path):
     changes = ["training.loss=entmax", "training.monitor=bleu", "training.steps=10", "training.average=1"]
-    train_run(read_recipe(place / "tiny.toml", changes, "entmax"), tmp_path, "cpu", Display(quiet=True))
+    train(read_recipe(place / "tiny.toml", changes, "entmax"), tmp_path, "cpu", QUIET)
     assert Translator.load(tmp_path, "cpu").decoding.alpha == 1.5
-    found = evaluate_run(tmp_path, "cpu", say=lambda text: None)
+    found = evaluate(tmp_path, "cpu", display=QUIET)
     assert found["likelihood"]["support"] < 399
     assert found["likelihood"]["epsilon_perplexity"] > 1.0
     assert "valid_bleu" in read_journal(tmp_path / "metrics.jsonl")[-1]
 
 
 def test_prepared_data_are_used_again_and_rebuilt_when_they_change(place, tmp_path):
-    said: list[str] = []
+    heard = Heard()
     changes = [f"data.folder={tmp_path}", "data.train=grammar:train:300", "vocabulary.size=200"]
     recipe = read_recipe(place / "tiny.toml", changes)
-    prepare_run(recipe, said.append)
-    count = len(said)
+    prepare(recipe, heard)
+    count = len(heard.lines)
     assert count
-    prepare_run(recipe, said.append)
-    assert len(said) == count
-    prepare_run(read_recipe(place / "tiny.toml", [*changes, "vocabulary.size=210"]), said.append)
-    assert len(said) == 2 * count
+    prepare(recipe, heard)
+    assert len(heard.lines) == count
+    prepare(read_recipe(place / "tiny.toml", [*changes, "vocabulary.size=210"]), heard)
+    assert len(heard.lines) == 2 * count
 
 
 @pytest.mark.parametrize(

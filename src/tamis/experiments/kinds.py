@@ -1,0 +1,78 @@
+"""The kinds of experiments, and reading a recipe or a run of any of them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from tamis import plugins
+from tamis.experiments.base import Experiment, OpenRun
+from tamis.experiments.folder import RunFolder
+from tamis.experiments.language_model import LanguageModel
+from tamis.experiments.recipe import read_tables
+from tamis.experiments.sequence_task import GeneratedSequences
+from tamis.experiments.translation import Translation
+
+KINDS: plugins.Registry[type[Experiment]] = plugins.Registry(
+    {"data": Translation, "text": LanguageModel, "task": GeneratedSequences}
+)
+"""Kinds of experiments, by the section that tells them."""
+
+
+def kind_of(tables: Mapping[str, Any]) -> type[Experiment]:
+    """The kind that the sections of a recipe tell."""
+    found = [name for name in KINDS if name in tables]
+    # A kind may have the section of another one among its own.
+    whole = [KINDS[name] for name in found if set(found) <= KINDS[name].sections().keys()]
+    if len(whole) != 1:
+        known = ", ".join(f"[{name}] ({kind.what})" for name, kind in KINDS.items())
+        there = " and ".join(f"[{name}]" for name in found) or "none"
+        raise ValueError(f"a recipe has one of the sections {known}; this has {there}")
+    return whole[0]
+
+
+def read_recipe(
+    path: str | Path,
+    overrides: Sequence[str] = (),
+    arms: Sequence[str] | str = (),
+    *,
+    also: Sequence[str] = (),
+    run_plugins: bool = True,
+) -> Experiment:
+    """Read a recipe of any kind.
+
+    Args:
+        overrides: such as ``training.lr=3e-4``; the value is TOML, or a string if it is not.
+        arms: of the file's arms, taken one after the other before the overrides.
+        also: plugins besides those of the recipe.
+        run_plugins: run the code of plugins; otherwise it must have been run already.
+    """
+    tables = read_tables(path, overrides, (arms,) if isinstance(arms, str) else arms)
+    try:
+        names = tables.pop("plugins", [])
+        if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+            raise ValueError(f"plugins must be a list of files and names, got {names!r}")
+        if run_plugins:
+            names = [*plugins.load(names, Path(path).parent), *plugins.load(also)]
+        else:
+            plugins.check_loaded(names, Path(path).parent)
+        if names:
+            tables["plugins"] = tuple(dict.fromkeys(names))
+        return kind_of(tables).from_dict(tables)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise ValueError(f"{path}: {error}") from error
+
+
+def open_run(folder: str | Path) -> OpenRun:
+    """A run.  Its plugins must have been named by the user: the folder may be somebody else's."""
+    run = RunFolder(folder)
+    return OpenRun(run, read_recipe(run.recipe, run_plugins=False))
+
+
+def check_writes(folder: Path, how: str) -> None:
+    """Raise if a folder is of a run whose models do not write that way; a folder of a model alone is not looked at."""
+    run = RunFolder(folder)
+    if run.recipe.is_file() and (writes := kind_of(read_tables(run.recipe)).writes) != how:
+        instead = f"`tamis {writes} {folder}`" if writes else f"`tamis evaluate {folder}` says how well it does"
+        raise ValueError(f"{folder} is {kind_of(read_tables(run.recipe)).what}, which cannot {how}: {instead}")
