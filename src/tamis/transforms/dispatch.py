@@ -1,0 +1,26 @@
+"""Who stands between a call and its operations: a compiler, a mode, a transform of torch.func."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.autograd import forward_ad
+
+
+def unwatched(x: Tensor) -> bool:
+    """Whether nobody sees the difference between an operation and its implementation: no compiler, mode or subclass.
+
+    The way through the dispatcher takes the host longer than all the rest of a call.
+    """
+    if torch.compiler.is_compiling() or type(x) not in (Tensor, torch.nn.Parameter):
+        return False
+    return torch._C._len_torch_dispatch_stack() == 0
+
+
+def transforming() -> str | None:
+    """Who differentiates in a way that no kernel has, or None."""
+    if torch.compiler.is_compiling():
+        return None
+    if torch._C._functorch.peek_interpreter_stack() is None and forward_ad._current_level < 0:
+        return None
+    return "torch.func transforms and forward-mode derivatives need the plain operations"
