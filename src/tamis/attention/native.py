@@ -134,10 +134,21 @@ def _attend(call: Call, rule: Rule, counted: bool) -> tuple[Tensor, Tensor]:
         arguments, call = _arguments(call.collected(), rule), call.collected()
     with full_precision(call.query):
         if trains:
-            return _Attend.apply(*arguments, counted)
+            return _Attend.apply(*_distinct(arguments), counted)
         forward = _forward if unwatched(call.query) else native_forward
         results = Results(*forward(*arguments, False, counted))
     return results.out, results.statistics
+
+
+def _distinct(arguments: Arguments) -> Arguments:
+    """torch.compile takes no tensor twice."""
+    if not torch.compiler.is_compiling():
+        return arguments
+    given: list[Any] = []
+    for x in arguments:
+        again = isinstance(x, Tensor) and any(x is other for other in given)
+        given.append(x.view_as(x) if again else x)
+    return Arguments(*given)
 
 
 def _reads_pages(call: Call) -> bool:
