@@ -7,11 +7,14 @@ import random
 from dataclasses import dataclass
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor
 
 import tamis
+from tamis.native import library
 
+needs_kernels = pytest.mark.skipif(library.load() is None, reason=f"C++ kernels are {library.status()}")
 RULES = ("entmax", "entmax", "entmax", "learned", "per query", "relu", "squared_relu", "leaky_relu")
 
 
@@ -127,5 +130,9 @@ def check(seed: int, dtype: torch.dtype = torch.float32, **more: Any) -> None:
         assert bool(ours.isfinite().all()), f"seed {seed}: {name} is not finite"
         # An error of rounding may move a weight near the edge of the support, whose slope is steep: few, and small.
         error, size = (ours - exact).norm().item(), exact.norm().item()
-        allowed = {"alpha": 2e-3, "out": 1e-5}.get(name, 1e-3 if drawn.rule in ("entmax", "learned", "per query") else 2e-5)
-        assert error <= allowed * size + 1e-6 * math.sqrt(exact.numel()), f"seed {seed}: {name} is off by {error:g} of {size:g}"
+        allowed = {"alpha": 2e-3, "out": 1e-5}.get(
+            name, 1e-3 if drawn.rule in ("entmax", "learned", "per query") else 2e-5
+        )
+        assert error <= allowed * size + 1e-6 * math.sqrt(exact.numel()), (
+            f"seed {seed}: {name} is off by {error:g} of {size:g}"
+        )

@@ -59,7 +59,7 @@ struct Attention {
     float* d_e;         // (B, H, Lq), or null where nobody asks
     float* d_slopes;    // (B, H, Lq), or null
 
-    int64_t groups() const { return heads / key_heads; }
+    int64_t groups() const { return key_heads ? heads / key_heads : 0; }
     int64_t row_number(int64_t b, int64_t h, int64_t i) const { return (b * heads + h) * queries + i; }
 };
 
