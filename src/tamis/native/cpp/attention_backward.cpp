@@ -55,15 +55,13 @@ class Backward {
     std::vector<size_t> dense_;
     std::vector<const float*> a_;
     std::vector<float*> c_;
-    Scratch<float> products_, slopes_, dropped_, grads_, queries_, listed_;
-    Scratch<int32_t> listed_keys_;
+    Scratch<float> products_, slopes_, dropped_, grads_, queries_;
 
     const float* grad(size_t r) const { return call_.grad.at(batch_, block_.rows[r].head, block_.rows[r].query); }
 
     void sparse_row(size_t r) {
         const QueryRow& row = block_.rows[r];
-        Support support = block_.weights[r].support;
-        if (block_.weights[r].dense) support = list(row, block_.weights[r].dense);
+        const Support support = block_.support(r);
         float* products = products_.take(support.count);
         project(support, block_.values, grad(r), call_.value_dim, products);
         Support dropped = support;
@@ -84,20 +82,6 @@ class Backward {
         scatter(change, block_.query(int64_t(r)), call_.dim, d_key_.data, d_key_.distance);
     }
 
-    // The support of a row that is kept with its zeros.
-    Support list(const QueryRow& row, const float* weights) {
-        const int64_t count = row.last - row.first;
-        int32_t* keys = listed_keys_.take(count);
-        float* kept = listed_.take(count);
-        int64_t found = 0;
-        for (int64_t j = 0; j < count; j++) {
-            if (weights[j] == 0 && call_.rule != kLeakyRelu) continue;
-            keys[found] = int32_t(row.first + j);
-            kept[found++] = weights[j];
-        }
-        return {keys, kept, found};
-    }
-
     void dense_rows() {
         const int64_t rows = int64_t(dense_.size()), width = block_.width(), begin = block_.begin_key();
         const int64_t depth = std::min(width, call_.keys - begin), dim = call_.dim, value_dim = call_.value_dim;
@@ -115,7 +99,7 @@ class Backward {
         for (int64_t j = 0; j < width; j += kPanel) {
             int64_t ldb;
             const float* panel = block_.values.panel((begin + j) / kPanel, ldb);
-            multiply(rows, a_.data(), 1, panel, ldb, value_dim, c_.data(), kPanel, false);
+            multiply(rows, a_.data(), 1, panel, ldb, value_dim, c_.data(), std::min<int64_t>(kPanel, rounded_up(depth - j, kWide)), false);
             for (float*& c : c_) c += kPanel;
         }
         for (int64_t k = 0; k < rows; k++) dense_row(block_.rows[dense_[size_t(k)]], weights + k * width, products + k * width);
@@ -183,8 +167,8 @@ class Backward {
 
     template <class Slope>
     void entmax(const QueryRow& row, Slope slope, const float* weights, float* grads, float* slopes, int64_t count) {
-        float total, dot;
-        add_up<float>(count, dot, total, [&](int64_t j, FloatVec& s) TAMIS_LAMBDA {
+        float total, dot, met = 0, unused;
+        add_all(count, dot, total, [&](int64_t j, FloatVec& s) TAMIS_LAMBDA {
             const FloatVec p = get(weights, j, count);
             const FloatBits live = ~(p <= 0.0f);  // no number stays one
             s = choose(live, slope(p), FloatVec{});
@@ -192,15 +176,34 @@ class Backward {
             return choose(live, s * get(grads, j, count), FloatVec{});
         });
         const float mean = total == 0 ? 0.0f : dot / total;
-        float change, unused;
-        add_up<float>(count, change, unused, [&](int64_t j, FloatVec& none) TAMIS_LAMBDA {
+        const auto change = [&](int64_t j) TAMIS_LAMBDA {
             const FloatVec s = load(slopes + j);
             const FloatVec gradient = choose(s == 0.0f, FloatVec{}, s * (get(grads, j, count) - mean));
             put(grads, j, count, gradient);
+            return gradient;
+        };
+        if (!call_.d_e) return each(count, [&](int64_t j) TAMIS_LAMBDA { change(j); });
+        add_all(count, met, unused, [&](int64_t j, FloatVec& none) TAMIS_LAMBDA {
             none = FloatVec{};
-            return call_.d_e ? curvature(get(weights, j, count), row.e) * gradient : FloatVec{};
+            return choose(load(slopes + j) == 0.0f, FloatVec{}, all(1.0f));
         });
-        if (call_.d_e) call_.d_e[row.number] = -change;
+        // Gradients add up to 0, so kappa may be measured from any value: that of equal weights, where most would cancel.
+        const FloatVec equal = met > 0 ? curvature(all(1 / met), row.e) : FloatVec{};
+        float moved;
+        add_all(count, moved, unused, [&](int64_t j, FloatVec& none) TAMIS_LAMBDA {
+            none = FloatVec{};
+            return (curvature(get(weights, j, count), row.e) - equal) * change(j);
+        });
+        call_.d_e[row.number] = -moved;
+    }
+
+    // `add_up`, with less ado for what one vector holds.
+    template <class Weigh>
+    static TAMIS_INLINE void add_all(int64_t count, float& total, float& slope, Weigh weigh) {
+        if (count > kWide) return add_up<float>(count, total, slope, weigh);
+        FloatVec s{};
+        total = count > 0 ? sum<float>(weigh(0, s)) : 0.0f;
+        slope = sum<float>(s);
     }
 
     // The sum of gradients times distances.

@@ -20,7 +20,8 @@ struct QueryRow {
 // The weights of a row: those on its support, or from `dense` on all of row.first to row.last.
 struct Weights {
     Support support;
-    const float* dense = nullptr;
+    float* dense = nullptr;
+    int64_t count = 0;  // of the support, either way
 };
 
 // Drops weights by a counter: which ones depends on the seed and the indices of sequence, head, query and key alone.
@@ -77,6 +78,9 @@ struct Cut {
         blocks = (rows + size - 1) / std::max<int64_t>(size, 1);
     }
 };
+
+// Share of weights above which a row is multiplied with its zeros.
+constexpr double kCrowded = 0.42;
 
 class Block {
   public:
@@ -140,11 +144,17 @@ class Block {
             key += count + 2 * kWide;
             weight += count + 2 * kWide;
         }
-        if (call.rule == kEntmax)
-            solver_.solve(jobs_.data(), int64_t(jobs_.size()));
-        else
-            for (size_t r = 0; r < rows.size(); r++) activate(rows[r], jobs_[r]);
-        spread();
+        weights.assign(rows.size(), {});
+        reserve_dense();
+        if (call.rule == kEntmax) solver_.solve(jobs_.data(), int64_t(jobs_.size()));
+        for (size_t r = 0; r < rows.size(); r++) {
+            if (call.rule == kEntmax)
+                spread(r);
+            else
+                activate(r);
+            weights[r].count = jobs_[r].found;
+            if (!weights[r].dense) weights[r].support = {jobs_[r].keys, jobs_[r].weights, jobs_[r].found};
+        }
     }
 
     // The weights of the block, from where the forward pass kept them if it did.
@@ -157,6 +167,7 @@ class Block {
             const QueryRow& row = rows[r];
             const int64_t count = call_->counts[row.number];
             const int32_t* from = call_->kept + call_->places[row.number];
+            weights[r].count = count >= 0 ? count : -1 - count;
             if (count >= 0) {
                 weights[r].support = {from, reinterpret_cast<const float*>(from + count), count};
                 continue;
@@ -167,6 +178,23 @@ class Block {
             std::memcpy(to, from, size_t(row.last - row.first) * 4);
             weights[r].dense = to;
         }
+    }
+
+    // The support of a row, whichever way its weights are held.
+    Support support(size_t r) {
+        const Weights& held = weights[r];
+        if (!held.dense) return held.support;
+        const QueryRow& row = rows[r];
+        const int64_t count = row.last - row.first;
+        int32_t* keys = listed_keys_.take(count);
+        float* kept = listed_.take(count);
+        int64_t found = 0;
+        for (int64_t j = 0; j < count; j++) {
+            if (held.dense[j] == 0 && call_->rule != kLeakyRelu) continue;
+            keys[found] = int32_t(row.first + j);
+            kept[found++] = held.dense[j];
+        }
+        return {keys, kept, found};
     }
 
     // Whether the rows of a dense product are numbers all through.
@@ -180,16 +208,14 @@ class Block {
     float* dense_room(int64_t r) { return dense_ + r * width_; }
     float* reserve_dense() { return dense_ = dense_room_.take(int64_t(rows.size()) * width_); }
 
-    static bool is_crowded(int64_t found, int64_t places) { return 2 * found > places; }
-
   private:
     const Attention* call_ = nullptr;
     int64_t batch_ = 0, key_head_ = 0, begin_ = 0, end_ = 0, width_ = 0;
     bool may_be_dense_ = false, reaches_ = false;
     float longest_ = 0;
     float *scaled_ = nullptr, *scores_ = nullptr, *dense_ = nullptr;
-    Scratch<float> query_room_, score_room_, weight_room_, dense_room_;
-    Scratch<int32_t> key_room_;
+    Scratch<float> query_room_, score_room_, weight_room_, dense_room_, listed_;
+    Scratch<int32_t> key_room_, listed_keys_;
     std::vector<Job> jobs_;
     Solver solver_;
 
@@ -261,7 +287,7 @@ class Block {
                 from[some] = query(r);
                 to[some++] = scores_ + r * width_ + j;
             }
-            multiply(some, from, 1, panel, ldb, call_->dim, to, kPanel, false);
+            multiply(some, from, 1, panel, ldb, call_->dim, to, std::min<int64_t>(kPanel, rounded_up(end_ - begin_ - j, kWide)), false);
         }
     }
 
@@ -302,24 +328,26 @@ class Block {
         }
     }
 
-    void activate(const QueryRow& row, Job& job) const {
+    // Calls work(weigh), where weigh(score, kept) gives a weight and whether it is on the support.
+    template <class Work>
+    TAMIS_INLINE void with_activation(const QueryRow& row, Work work) const {
         const FloatVec bias = all(float(call_->bias)), factor = all(row.factor), zero{};
         const float slope = float(call_->slope);
         switch (call_->rule) {
             case kRelu:
-                return weigh_each(job, [&](FloatVec z, FloatBits& kept) TAMIS_LAMBDA {
+                return work([=](FloatVec z, FloatBits& kept) TAMIS_LAMBDA {
                     const FloatVec x = z + bias;
                     kept = ~(x <= zero);  // no number stays one
                     return x * factor;
                 });
             case kSquaredRelu:
-                return weigh_each(job, [&](FloatVec z, FloatBits& kept) TAMIS_LAMBDA {
+                return work([=](FloatVec z, FloatBits& kept) TAMIS_LAMBDA {
                     const FloatVec x = z + bias;
                     kept = ~(x <= zero);
                     return x * x * factor;
                 });
             default:
-                return weigh_each(job, [&](FloatVec z, FloatBits& kept) TAMIS_LAMBDA {
+                return work([=](FloatVec z, FloatBits& kept) TAMIS_LAMBDA {
                     const FloatVec x = z + bias;
                     kept = ~(z == -kInf<float>);
                     return choose(x > zero, x, x * slope) * factor;
@@ -327,22 +355,39 @@ class Block {
         }
     }
 
-    // Rows with few zeros become dense.
-    void spread() {
-        weights.assign(rows.size(), {});
-        reserve_dense();
-        for (size_t r = 0; r < rows.size(); r++) {
-            const Job& job = jobs_[r];
-            const QueryRow& row = rows[r];
-            weights[r].support = {job.keys, job.weights, job.found};
-            const int64_t least = call_->rule == kLeakyRelu ? job.count - 1 : job.count / 2;  // its zeros have a slope
-            if (job.found <= least || !may_be_dense_ || job.found == 0) continue;
-            float* to = dense_room(int64_t(r));
-            std::fill(to, to + width_, 0.0f);
-            for (int64_t j = 0; j < job.found; j++) to[job.keys[j] - begin_] = job.weights[j];
-            weights[r].dense = to + (row.first - begin_);
-        }
+    // A row of few zeros becomes dense.
+    void spread(size_t r) {
+        const Job& job = jobs_[r];
+        if (!is_crowded(job)) return;
+        float* to = dense_row(r) - rows[r].first;
+        for (int64_t j = 0; j < job.found; j++) to[job.keys[j]] = job.weights[j];
     }
+
+    void activate(size_t r) {
+        Job& job = jobs_[r];
+        with_activation(rows[r], [&](auto weigh) {
+            job.found = count_each(job, weigh);
+            if (is_crowded(job))
+                weigh_all(job, dense_row(r), weigh);
+            else
+                weigh_each(job, weigh);
+        });
+    }
+
+    bool is_crowded(const Job& job) const {
+        const int64_t least = call_->rule == kLeakyRelu ? job.count - 1 : int64_t(double(job.count) * kCrowded);
+        return may_be_dense_ && job.found > least && job.found > 0;  // of leaky relu zeros too have a slope
+    }
+
+    // Zeros, and where the weights of a row go among them.
+    float* dense_row(size_t r) {
+        float* to = dense_room(int64_t(r));
+        std::fill(to, to + width_, 0.0f);
+        to += rows[r].first - begin_;
+        weights[r].dense = to;
+        return to;
+    }
+
 };
 
 }  // namespace tamis

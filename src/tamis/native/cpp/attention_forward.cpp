@@ -42,12 +42,13 @@ class Forward {
             Support support = weights.support;
             if (dropout_.is_on()) {
                 dropout_.begin(b, row.head, row.query);
-                float* changed = dropped_.take(support.count);
-                for (int64_t j = 0; j < support.count; j++) changed[j] = support.weights[j] * dropout_.factor(support.keys[j]);
-                support.weights = changed;
+                float* changed = weights.dense ? weights.dense : dropped_.take(support.count);
                 if (weights.dense)
+                    for (int64_t j = 0; j < row.last - row.first; j++) changed[j] *= dropout_.factor(row.first + j);
+                else
                     for (int64_t j = 0; j < support.count; j++)
-                        block_.dense_room(int64_t(r))[support.keys[j] - block_.begin_key()] = changed[j];
+                        changed[j] = support.weights[j] * dropout_.factor(support.keys[j]);
+                support.weights = changed;
             }
             if (weights.dense) {
                 from.push_back(block_.dense_room(int64_t(r)));
@@ -69,8 +70,8 @@ class Forward {
         for (size_t r = 0; r < block_.rows.size(); r++) {
             const Weights& weights = block_.weights[r];
             const QueryRow& row = block_.rows[r];
-            call_.counts[row.number] = int32_t(weights.dense ? -1 - weights.support.count : weights.support.count);
-            needed += weights.dense ? row.last - row.first : 2 * weights.support.count;
+            call_.counts[row.number] = int32_t(weights.dense ? -1 - weights.count : weights.count);
+            needed += weights.dense ? row.last - row.first : 2 * weights.count;
         }
         if (!call_.places) return;
         int64_t at = call_.capacity;
@@ -98,7 +99,7 @@ class Forward {
     void count(int64_t b) {
         const int64_t all_rows = call_.batches * call_.heads * call_.queries;
         for (size_t r = 0; r < block_.rows.size(); r++) {
-            const Support& support = block_.weights[r].support;
+            const Support support = block_.support(r);
             const QueryRow& row = block_.rows[r];
             double mass = 0, entropy = 0, distance = 0;
             int64_t live = 0;

@@ -3,19 +3,6 @@
 #include "turns.h"
 
 namespace tamis {
-namespace {
-
-// Writes the support of a row side by side.
-void write_row(const QueryRow& row, const Weights& weights, int64_t* keys, float* values) {
-    const Support& support = weights.support;
-    for (int64_t j = 0; j < support.count; j++) *keys++ = support.keys[j], *values++ = support.weights[j];
-    if (support.count || !weights.dense) return;
-    for (int64_t j = 0; j < row.last - row.first; j++)
-        if (weights.dense[j] != 0) *keys++ = row.first + j, *values++ = weights.dense[j];
-}
-
-}  // namespace
-
 // After a forward pass: the weights of row r to col and val from crow[r] on.
 extern "C" TAMIS_PUBLIC int32_t tamis_attention_collect(const Attention* call, const int64_t* crow, int64_t* col, float* val) {
     const Cut cut(*call);
@@ -29,8 +16,10 @@ extern "C" TAMIS_PUBLIC int32_t tamis_attention_collect(const Attention* call, c
                 block.take(number * cut.size, std::min(cut.rows, (number + 1) * cut.size));
                 block.fetch();
                 for (size_t r = 0; r < block.rows.size(); r++) {
+                    const Support support = block.support(r);
                     const int64_t at = crow[block.rows[r].number];
-                    write_row(block.rows[r], block.weights[r], col + at, val + at);
+                    std::copy_n(support.keys, support.count, col + at);
+                    std::copy_n(support.weights, support.count, val + at);
                 }
             }
         }

@@ -63,6 +63,33 @@ TAMIS_INLINE void weigh_each(Job& job, Weigh weigh) {
     }
 }
 
+// How many there are, and all of them with zeros between them.
+template <class Weigh>
+TAMIS_INLINE int64_t count_each(const Job& job, Weigh weigh) {
+    int64_t found = 0;
+    for (int64_t j = 0; j < job.count; j += kWide) {
+        FloatBits kept;
+        weigh(load_scores(job, j), kept);
+        Lanes lanes = lanes_of(kept);
+        if (job.count - j < kWide) lanes &= Lanes((1u << (job.count - j)) - 1);
+        found += tamis::count(lanes);
+    }
+    return found;
+}
+
+template <class Weigh>
+TAMIS_INLINE void weigh_all(const Job& job, float* to, Weigh weigh) {
+    for (int64_t j = 0; j < job.count; j += kWide) {
+        FloatBits kept;
+        FloatVec weights = weigh(load_scores(job, j), kept);
+        weights = choose(kept, weights, FloatVec{});
+        if (job.count - j < kWide)
+            store_some(to + j, weights, int(job.count - j));
+        else
+            store(to + j, weights);
+    }
+}
+
 inline void weigh_strange(Job& job, Kind kind) {
     float each = std::numeric_limits<float>::quiet_NaN();
     if (kind == Kind::kInfinite) each = 1.0f / float(std::count(job.scores, job.scores + job.count, kInf<float>));

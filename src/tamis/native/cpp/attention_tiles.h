@@ -218,8 +218,9 @@ inline void scatter(const Support& support, const float* row, int64_t dim, float
 // products[j] = row . rows[key], up to whole vectors of j
 inline void project(const Support& support, const Rows& rows, const float* row, int64_t dim, float* products) {
     for (int64_t j = 0; j < support.count; j += kWide) {
-        FloatVec sums[kWide];
-        for (int i = 0; i < kWide; i++) {
+        FloatVec sums[kWide] = {};
+        const int some = support.count - j > kWide / 2 ? kWide : kWide / 2;
+        for (int i = 0; i < some; i++) {
             const float* from = rows.row(support.keys[j + i < support.count ? j + i : j]);
             FloatVec total{};
             for (int64_t d = 0; d < dim; d += kWide) total += load(row + d) * load(from + d);
