@@ -20,6 +20,17 @@ constexpr int kPanel = kTileVectors * kWide;  // keys that are scored together
 
 TAMIS_INLINE int64_t rounded_up(int64_t n, int64_t unit) { return (n + unit - 1) / unit * unit; }
 
+// One number in all lanes, by a single load.
+TAMIS_INLINE FloatVec same(const float* from) {
+#if defined(__AVX512F__)
+    return bit_cast<FloatVec>(_mm512_set1_ps(*from));
+#elif defined(__AVX2__)
+    return bit_cast<FloatVec>(_mm256_broadcast_ss(from));
+#else
+    return all(*from);
+#endif
+}
+
 // c[m][0..N vectors) (+)= sum over k of a[m][k * step] * b[k * ldb ..]: one chain of sums for each number, in the order of
 // k, so that it does not matter in which tile a row is.
 template <int M, int N>
@@ -33,7 +44,7 @@ void tile(const float* const* a, int64_t step, const float* b, int64_t ldb, int6
         FloatVec column[N];
         for (int n = 0; n < N; n++) column[n] = load(b + n * kWide);
         for (int m = 0; m < M; m++) {
-            const FloatVec x = all(rows[m][at]);
+            const FloatVec x = same(rows[m] + at);
             for (int n = 0; n < N; n++) sums[m][n] += x * column[n];
         }
     }
@@ -54,26 +65,37 @@ void tiles(int rows, const float* const* a, int64_t step, const float* b, int64_
     }
 }
 
-// The same for any number of rows and any columns in whole vectors.
+// So many rows of b stay in the first cache while all rows of a pass by.
+constexpr int64_t kDepth = 96;
+
+// The same for any number of rows, any columns in whole vectors and any depth.
 inline void multiply(
     int64_t rows, const float* const* a, int64_t step, const float* b, int64_t ldb, int64_t depth, float* const* c,
     int64_t columns, bool add) {
-    for (int64_t j = 0; j < columns; j += kPanel) {
-        const int vectors = int(std::min<int64_t>(kPanel, columns - j) / kWide);
-        for (int64_t i = 0; i < rows; i += kTileRows) {
-            const int some = int(std::min<int64_t>(kTileRows, rows - i));
-            float* to[kTileRows];
-            for (int m = 0; m < some; m++) to[m] = c[i + m] + j;
-            switch (vectors) {
+    int64_t begin = 0;
+    do {
+        const int64_t some_depth = std::min(kDepth, depth - begin);
+        for (int64_t j = 0; j < columns; j += kPanel) {
+            const int vectors = int(std::min<int64_t>(kPanel, columns - j) / kWide);
+            const float* corner = b + begin * ldb + j;
+            for (int64_t i = 0; i < rows; i += kTileRows) {
+                const int some = int(std::min<int64_t>(kTileRows, rows - i));
+                const float* from[kTileRows];
+                float* to[kTileRows];
+                for (int m = 0; m < some; m++) from[m] = a[i + m] + begin * step, to[m] = c[i + m] + j;
+                const bool more = add || begin > 0;
+                switch (vectors) {
 #if defined(__AVX512F__)
-                case 4: tiles<4>(some, a + i, step, b + j, ldb, depth, to, add); break;
-                case 3: tiles<3>(some, a + i, step, b + j, ldb, depth, to, add); break;
+                    case 4: tiles<4>(some, from, step, corner, ldb, some_depth, to, more); break;
+                    case 3: tiles<3>(some, from, step, corner, ldb, some_depth, to, more); break;
 #endif
-                case 2: tiles<2>(some, a + i, step, b + j, ldb, depth, to, add); break;
-                default: tiles<1>(some, a + i, step, b + j, ldb, depth, to, add);
+                    case 2: tiles<2>(some, from, step, corner, ldb, some_depth, to, more); break;
+                    default: tiles<1>(some, from, step, corner, ldb, some_depth, to, more);
+                }
             }
         }
-    }
+        begin += kDepth;
+    } while (begin < depth);
 }
 
 // Keys or values of one head: rows, possibly in pages, and panels of kPanel of them with columns side by side.
@@ -194,7 +216,7 @@ inline void gather(const Support& support, const Rows& rows, int64_t dim, float*
         FloatVec sums[N] = {};
         for (int64_t j = 0; j < support.count; j++) {
             const float* from = rows.row(support.keys[j]) + at;
-            const FloatVec weight = all(support.weights[j]);
+            const FloatVec weight = same(support.weights + j);
             for (int n = 0; n < N; n++) sums[n] += weight * load(from + n * kWide);
         }
         for (int n = 0; n < N; n++) store(out + at + n * kWide, sums[n] * scale);
@@ -209,7 +231,7 @@ inline void scatter(const Support& support, const float* row, int64_t dim, float
         for (int n = 0; n < N; n++) x[n] = load(row + at + n * kWide);
         for (int64_t j = 0; j < support.count; j++) {
             float* into = to + support.keys[j] * distance + at;
-            const FloatVec weight = all(support.weights[j]);
+            const FloatVec weight = same(support.weights + j);
             for (int n = 0; n < N; n++) store(into + n * kWide, load(into + n * kWide) + weight * x[n]);
         }
     });
