@@ -92,8 +92,7 @@ class Block {
         call_ = &call, batch_ = b, key_head_ = key_head;
         keys.begin(call, call.key, call.key_step, call.dim, b, key_head, keep_panels);
         values.begin(call, call.value, 1, call.value_dim, b, key_head, keep_panels);
-        // Where 0 times something may be no number, zeros are not multiplied.
-        may_be_dense_ = !call.pages && call.key_step == 1 && keys.is_finite(0, call.keys) && values.is_finite(0, call.keys);
+        finite_ = Finite::kUnknown;
         reaches_ = call.slopes && !call.mask && !call.key_positions && call.key_step == 1 &&
                    (call.rule == kRelu || call.rule == kSquaredRelu || call.rule == kEntmax);
         longest_ = reaches_ ? std::sqrt(keys.longest(0, call.keys)) * (1 + 1e-5f) : 0;
@@ -211,7 +210,8 @@ class Block {
   private:
     const Attention* call_ = nullptr;
     int64_t batch_ = 0, key_head_ = 0, begin_ = 0, end_ = 0, width_ = 0;
-    bool may_be_dense_ = false, reaches_ = false;
+    enum class Finite { kUnknown, kNo, kYes } finite_ = Finite::kUnknown;  // keys and values
+    bool reaches_ = false;
     float longest_ = 0;
     float *scaled_ = nullptr, *scores_ = nullptr, *dense_ = nullptr;
     Scratch<float> query_room_, score_room_, weight_room_, dense_room_, listed_;
@@ -374,9 +374,17 @@ class Block {
         });
     }
 
-    bool is_crowded(const Job& job) const {
+    bool is_crowded(const Job& job) {
         const int64_t least = call_->rule == kLeakyRelu ? job.count - 1 : int64_t(double(job.count) * kCrowded);
-        return may_be_dense_ && job.found > least && job.found > 0;  // of leaky relu zeros too have a slope
+        return job.found > least && job.found > 0 && may_be_dense();  // of leaky relu zeros too have a slope
+    }
+
+    // Where 0 times something may be no number, zeros are not multiplied.
+    bool may_be_dense() {
+        if (call_->pages || call_->key_step != 1) return false;
+        if (finite_ == Finite::kUnknown)
+            finite_ = keys.is_finite(0, call_->keys) && values.is_finite(0, call_->keys) ? Finite::kYes : Finite::kNo;
+        return finite_ == Finite::kYes;
     }
 
     // Zeros, and where the weights of a row go among them.

@@ -1,6 +1,10 @@
 // Attention, forward: q k^T alone is dense, the output is a sum over the support of each row.
 #include <atomic>
 
+#if defined(__linux__)
+#include <sys/mman.h>
+#endif
+
 #include "attention_block.h"
 #include "turns.h"
 
@@ -123,6 +127,18 @@ class Forward {
     }
 };
 
+// Ask for memory that is not used yet in large pages: the fewer, the less there is to wait for.
+void in_large_pages(void* data, int64_t bytes) {
+#if defined(__linux__)
+    constexpr uintptr_t size = 1 << 21;
+    const uintptr_t first = (reinterpret_cast<uintptr_t>(data) + size - 1) / size * size;
+    const uintptr_t last = (reinterpret_cast<uintptr_t>(data) + uintptr_t(bytes)) / size * size;
+    if (data && first < last) madvise(reinterpret_cast<void*>(first), last - first, MADV_HUGEPAGE);
+#else
+    (void)data, (void)bytes;
+#endif
+}
+
 }  // namespace
 
 extern "C" TAMIS_PUBLIC int32_t tamis_attention_forward(const Attention* call) {
@@ -131,6 +147,7 @@ extern "C" TAMIS_PUBLIC int32_t tamis_attention_forward(const Attention* call) {
     if (heads == 0 || cut.rows == 0) return kDone;
     const int64_t parts = std::min(cut.blocks, std::max<int64_t>(1, kForwardParts / heads));
     std::atomic<int64_t> kept{0};
+    in_large_pages(call->kept, call->capacity * 4);
     return in_parallel_by_turns(heads * parts, [&](auto next) {
         Forward forward(*call, kept);
         for (int64_t task; (task = next()) >= 0;) {

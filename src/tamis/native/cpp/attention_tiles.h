@@ -237,18 +237,33 @@ inline void scatter(const Support& support, const float* row, int64_t dim, float
     });
 }
 
-// products[j] = row . rows[key], up to whole vectors of j
-inline void project(const Support& support, const Rows& rows, const float* row, int64_t dim, float* products) {
+// products[j] = row . rows[key], up to whole vectors of j.  N: vectors of a row, 0 if that is not known.
+template <int N>
+void project(const Support& support, const Rows& rows, const float* row, int64_t dim, float* products) {
+    FloatVec own[N + 1];
+    for (int n = 0; n < N; n++) own[n] = load(row + n * kWide);
     for (int64_t j = 0; j < support.count; j += kWide) {
-        FloatVec sums[kWide] = {};
+        FloatVec sums[kWide];
         const int some = support.count - j > kWide / 2 ? kWide : kWide / 2;
+        for (int i = some; i < kWide; i++) sums[i] = FloatVec{};
         for (int i = 0; i < some; i++) {
             const float* from = rows.row(support.keys[j + i < support.count ? j + i : j]);
             FloatVec total{};
-            for (int64_t d = 0; d < dim; d += kWide) total += load(row + d) * load(from + d);
+            for (int n = 0; n < N; n++) total += own[n] * load(from + n * kWide);
+            if (N == 0)
+                for (int64_t d = 0; d < dim; d += kWide) total += load(row + d) * load(from + d);
             sums[i] = total;
         }
         store(products + j, fold(sums));
+    }
+}
+
+inline void project(const Support& support, const Rows& rows, const float* row, int64_t dim, float* products) {
+    switch (dim / kWide) {
+        case 2: return project<2>(support, rows, row, dim, products);
+        case 4: return project<4>(support, rows, row, dim, products);
+        case 8: return project<8>(support, rows, row, dim, products);
+        default: return project<0>(support, rows, row, dim, products);
     }
 }
 
