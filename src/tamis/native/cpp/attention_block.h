@@ -79,6 +79,9 @@ struct Cut {
     }
 };
 
+// Queries of a key head up to which their products with keys are taken one by one.
+constexpr int64_t kFew = 2;
+
 // Share of weights above which a row is multiplied with its zeros.
 constexpr double kCrowded = 0.42;
 
@@ -275,7 +278,16 @@ class Block {
 
     void score() {
         const int64_t count = int64_t(rows.size());
-        scores_ = score_room_.take(count * width_ + kWide);
+        scores_ = score_room_.take(count * width_ + 2 * kWide);
+        if (call_->groups() * call_->queries <= kFew && call_->key_step == 1) {
+            for (int64_t r = 0; r < count; r++)
+                with_vectors(call_->dim, [&](auto n) {
+                    const QueryRow& row = rows[size_t(r)];
+                    project_all<decltype(n)::value>(keys, row.first, row.last, query(r), call_->dim,
+                                                    scores_ + r * width_ + (row.first - begin_));
+                });
+            return;
+        }
         const float* from[8 * kTileRows];
         float* to[8 * kTileRows];
         for (int64_t j = 0; j < width_; j += kPanel) {

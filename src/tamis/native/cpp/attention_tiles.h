@@ -258,12 +258,39 @@ void project(const Support& support, const Rows& rows, const float* row, int64_t
     }
 }
 
-inline void project(const Support& support, const Rows& rows, const float* row, int64_t dim, float* products) {
+// Calls work(vectors of a row as a constant, 0 if it is no usual number).
+template <class Work>
+TAMIS_INLINE void with_vectors(int64_t dim, Work work) {
     switch (dim / kWide) {
-        case 2: return project<2>(support, rows, row, dim, products);
-        case 4: return project<4>(support, rows, row, dim, products);
-        case 8: return project<8>(support, rows, row, dim, products);
-        default: return project<0>(support, rows, row, dim, products);
+        case 2: return work(std::integral_constant<int, 2>{});
+        case 4: return work(std::integral_constant<int, 4>{});
+        case 8: return work(std::integral_constant<int, 8>{});
+        default: return work(std::integral_constant<int, 0>{});
+    }
+}
+
+inline void project(const Support& support, const Rows& rows, const float* row, int64_t dim, float* products) {
+    with_vectors(dim, [&](auto n) { project<decltype(n)::value>(support, rows, row, dim, products); });
+}
+
+// products[j] = row . rows[first + j] for whole vectors of j: for so few rows that to turn the keys is not worth it.
+template <int N>
+void project_all(const Rows& rows, int64_t first, int64_t last, const float* row, int64_t dim, float* products) {
+    FloatVec own[N + 1];
+    for (int n = 0; n < N; n++) own[n] = load(row + n * kWide);
+    for (int64_t j = first; j < last; j += kWide) {
+        FloatVec sums[kWide];
+        for (int i = 0; i < kWide; i++) {
+            const float* from = rows.row(std::min(j + i, last - 1));
+            const float* later = rows.row(std::min(j + i + 2 * kWide, last - 1));  // pages are not where one expects them
+            for (int64_t d = 0; d < dim; d += 16) __builtin_prefetch(later + d);
+            FloatVec total{};
+            for (int n = 0; n < N; n++) total += own[n] * load(from + n * kWide);
+            if (N == 0)
+                for (int64_t d = 0; d < dim; d += kWide) total += load(row + d) * load(from + d);
+            sums[i] = total;
+        }
+        store(products + j - first, fold(sums));
     }
 }
 
