@@ -278,7 +278,7 @@ WITH_BACKEND = (
 @pytest.mark.parametrize("function", WITH_BACKEND, ids=name_of)
 @pytest.mark.parametrize("backend", ["cuda", "Triton", "", None])
 def test_unknown_backend(function: Callable[..., Any], backend: str) -> None:
-    fragments = ["backend must be one of auto, reference, sdpa, triton, blocked, dense", repr(backend)]
+    fragments = ["backend must be one of auto, reference, sdpa, triton, native, blocked, dense", repr(backend)]
     check(function, (Q, K, V), {"backend": backend}, ValueError, fragments)
 
 

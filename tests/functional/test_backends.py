@@ -16,6 +16,7 @@ from tamis.attention.call import Call
 from tamis.attention.rules import BoundEntmax, Rule
 from tamis.attention.statistics import SparseWeights, Statistics
 from tamis.functional import backends
+from tamis.native import library
 
 RULES = {
     "entmax": tamis.Entmax(1.5),
@@ -30,6 +31,8 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "mask": {"attn_mask": torch.arange(7) < 5},
     "window": {"is_causal": True, "window": 3},
 }
+
+NATIVE = "blocked" if library.load() is None else "native"
 
 
 def inputs(requires_grad: bool = False) -> list[Tensor]:
@@ -46,7 +49,8 @@ def test_whoever_can_take_a_call_computes_the_same(rule: str, options: str) -> N
     for name in [name for name, reason in found.obstacles.items() if reason is None and name != "triton"]:
         out = tamis.attention(*leaves, rule=RULES[rule], backend=name, **OPTIONS[options])
         results.append([out, *torch.autograd.grad(out.square().sum(), leaves)])
-    assert len(results) == (1 if rule == "softpick" else 3 if rule == "softmax" and options != "window" else 2)
+    plain = 1 if rule == "softpick" else 3 if rule == "softmax" and options != "window" else 2
+    assert len(results) == plain + (NATIVE == "native" and rule != "softpick")
     for other in results[1:]:
         for got, want in zip(other, results[0], strict=True):
             torch.testing.assert_close(got, want, rtol=1e-5, atol=1e-6)
@@ -72,7 +76,7 @@ def test_auto_takes_whom_the_explanation_names(rule: str, options: str) -> None:
 
 @pytest.mark.parametrize(
     ("rule", "chosen"),
-    [("entmax", "blocked"), ("learned", "blocked"), ("softmax", "sdpa"), ("relu", "blocked"), ("softpick", "dense")],
+    [("entmax", NATIVE), ("learned", NATIVE), ("softmax", "sdpa"), ("relu", NATIVE), ("softpick", "dense")],
 )
 def test_who_computes_on_a_cpu(rule: str, chosen: str) -> None:
     assert tamis.attention_backends(*inputs(), rule=RULES[rule]).chosen == chosen
@@ -161,10 +165,14 @@ def test_what_was_passed_over_is_said_once(own: Own, caplog: pytest.LogCaptureFi
             tamis.attention(query, key, value, rule=tamis.Softpick())
             tamis.entmax_attention(query, key, value, mask, backend="blocked")
             tamis.entmax_attention(query, key, value)
+    native = [("INFO", "attention takes the backend 'dense' and not 'native': there is no C++ kernel for Softpick")]
     said = [(record.levelname, record.getMessage()) for record in caplog.records]
+    if NATIVE != "native":
+        native = [line for line in said if "and not 'native': no C++ kernels were loaded" in line[1]]
     assert said == [
-        ("WARNING", "attention takes the backend 'blocked' and not 'own': it takes no attn_mask"),
+        ("WARNING", f"attention takes the backend '{NATIVE}' and not 'own': it takes no attn_mask"),
         ("WARNING", "attention takes the backend 'dense' and not 'own': it knows no Softpick"),
+        *native,
         (
             "INFO",
             "attention takes the backend 'dense' and not 'blocked': "

@@ -12,11 +12,12 @@ from tamis.attention.backend import Backend
 from tamis.attention.blocked import Blocked
 from tamis.attention.call import Call
 from tamis.attention.dense import Dense
+from tamis.attention.native import Native
 from tamis.attention.rules import Rule
 from tamis.attention.sdpa import Sdpa
 from tamis.kernels.dispatch import Triton
 
-BACKENDS: tuple[Backend, ...] = (Sdpa(), Triton(), Blocked(), Dense())
+BACKENDS: tuple[Backend, ...] = (Sdpa(), Triton(), Native(), Blocked(), Dense())
 REFERENCE = ("blocked", "dense")
 """Plain torch, whose first without an obstacle is what backend="reference" takes."""
 

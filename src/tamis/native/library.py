@@ -16,6 +16,8 @@ from pathlib import Path
 
 import torch
 
+from tamis.native import arguments
+
 FOLDER = Path(__file__).parent
 VARIABLE = "TAMIS_NATIVE"
 
@@ -29,8 +31,9 @@ SIGNATURES = {
     "tamis_backward": [c_void_p, c_void_p, c_void_p, c_int64, *_ROWS[1:2], *_ROWS[3:], c_void_p, c_void_p],
     "tamis_loss_forward": [*_LOSS, c_void_p, c_void_p, c_int32],
     "tamis_loss_backward": [*_LOSS, c_void_p, c_void_p, c_int64, c_void_p, c_void_p],
+    **arguments.SIGNATURES,
 }
-"""Of the functions in cpp/rows.cpp and cpp/loss.cpp."""
+"""Of the functions in cpp/rows.cpp and cpp/loss.cpp, and those of attention."""
 
 
 @dataclass(frozen=True)
