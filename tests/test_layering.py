@@ -25,6 +25,7 @@ LAYERS = [
     "mechanisms",
     "nn",
     "models",
+    "parallel",
     "data",
     "report",
     "analysis",

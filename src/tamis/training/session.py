@@ -66,6 +66,7 @@ def train_in(
     """
     with ExitStack() as stack:
         own = stack.enter_context(process(device))
+        own.alike(recipe.settings())
         display = display or Display(quiet=not own.leads)
         if own.leads:
             folder.mkdir(parents=True, exist_ok=True)

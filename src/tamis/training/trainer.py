@@ -99,6 +99,8 @@ class Trainer:
         self.model = model.to(process.device).train()
         if config.compile:
             self._compile_layers()
+        self.context = distributed.context_of(config, process)
+        self.group = process.group_of(config.context_parallel)
         self.spread = distributed.spread(self.model, config.parallel, process)
         self.graphs = self._graphs() if config.cuda_graphs else None
         self.optimizers = build_optimizers(self.model, config)
@@ -176,7 +178,7 @@ class Trainer:
         """Updates from a position on, made ready ahead of their time in another thread."""
         pin = self.process.device.type == "cuda"
         for after, indices in self.task.updates.iterate(position):
-            parts = self.task.parts(indices, self.process)
+            parts = self.task.parts(indices, self.group)
             yield after, self.task.tokens(indices), [part.pin() if pin else part for part in parts]
 
     def _update(self, tokens: int, parts: list[Any], position: Position) -> None:
@@ -204,9 +206,11 @@ class Trainer:
 
     def _backward(self, part: Any, factor: float | Tensor) -> Tensor:
         """Add the gradients of a part's loss times a factor; returns the loss."""
-        with self._autocast():
-            loss = self.task.loss(self.spread, part.to(self.process.device, non_blocking=True))
-        (loss * factor).backward()
+        part = part.to(self.process.device, non_blocking=True)
+        with distributed.sharing(self.context, part) as own:
+            with self._autocast():
+                loss = self.task.loss(self.spread, own)
+            (loss * factor).backward()
         return loss.detach()
 
     def _compile_layers(self) -> None:
@@ -252,8 +256,10 @@ class Trainer:
         with self._averaged():
             sums = torch.zeros(3, dtype=torch.float64, device=self.process.device)
             with torch.no_grad(), self._autocast():
-                for part in self.task.validation(self.process):
-                    sums += torch.stack(self.task.measure(self.spread, part.to(self.process.device, non_blocking=True)))
+                for part in self.task.validation(self.group):
+                    part = part.to(self.process.device, non_blocking=True)
+                    with distributed.sharing(self.context, part) as own:
+                        sums += torch.stack(self.task.measure(self.spread, own))
             loss, correct, tokens = self.process.total(sums).tolist()
             record["valid_loss"] = loss / max(tokens, 1.0)
             if self.config.loss == "cross-entropy":
