@@ -18,14 +18,14 @@ from types import TracebackType
 from typing import Any, Unpack
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 
 from tamis.attention.call import NO_DROPOUT, Call, Dropout, Options, Part, check_call
 from tamis.attention.rules import Entmax, Rule
 from tamis.functional.sharding import Sharding, sharded_by
-from tamis.parallel.exchange import Exchange, to_heads, to_tokens, whole
+from tamis.parallel.exchange import to_heads, to_tokens, whole
+from tamis.parallel.mesh import exchange_of
 from tamis.parallel.whole import Settings, Sight, attend, counts, gathered, rule_of_heads, rule_of_queries, share_sight
 from tamis.settings import choose
 
@@ -64,7 +64,7 @@ class ContextParallel(Sharding):
         if length is not None and length < 1:
             raise ValueError(f"length must be at least 1, got {length}")
         self.context, self.length = context, length
-        self.exchange = Exchange(None if mesh is None else group_of(mesh, dim))
+        self.exchange = exchange_of(mesh, dim)
         self.layout = self.exchange.layout
         self._block: AbstractContextManager[None] | None = None
 
@@ -247,15 +247,3 @@ class _Again:
 def _of_part(dropout: Dropout, head: int, query: int) -> Dropout:
     return dropout if dropout.part is None else dropout._replace(part=Part(dropout.part.seed, head, query))
 
-
-def group_of(mesh: DeviceMesh, dim: str) -> dist.ProcessGroup:
-    """The processes of one dimension of a mesh; an error if it has none of that name."""
-    if not isinstance(mesh, DeviceMesh):
-        raise TypeError(f"mesh must be a DeviceMesh, as init_device_mesh makes it, or None, got {mesh!r}")
-    names = mesh.mesh_dim_names
-    if names is not None and dim in names:
-        return mesh.get_group(dim)
-    if mesh.ndim == 1 and names is None:
-        return mesh.get_group()
-    has = "dimensions without names" if names is None else f"the dimensions {', '.join(names)}"
-    raise ValueError(f"the mesh has no dimension {dim!r}: it has {has}")
