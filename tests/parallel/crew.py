@@ -1,24 +1,35 @@
 """Four processes that share sequences, and what their attention differs by from that of one process.
 
-``torchrun --nproc-per-node 4 crew.py OUT`` writes a JSON of relative errors by case; tests read it.  Each process
-computes the whole by itself too, compares its own part, and the largest error of all processes counts.
+``torchrun --nproc-per-node 4 crew.py FOLDER fast`` writes relative errors by case, and what bad input is answered with;
+tests read them.  Each process computes the whole by itself too, and the largest error of all processes counts.  One
+start for all cases, because starting four processes takes longer than any of them.
 """
 
+import copy
+import itertools
 import json
 import sys
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import torch
 import torch.distributed as dist
-from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.multiprocessing.reductions import StorageWeakRef
 
 import tamis
 from tamis.attention.call import Dropout, Part, check_call
 from tamis.attention.rules import bind
 from tamis.functional.backends import BACKENDS
-from tamis.parallel import ContextParallel
+from tamis.models import CausalLM, CausalLMConfig, Seq2Seq, Seq2SeqConfig
+from tamis.parallel import ContextParallel, exchange, sharded_attention, sharded_counts
+from tamis.training import Process, TrainingConfig
+from tamis.training.distributed import context_of
+from training import tiny_language
 
 HEADS, LENGTH, WIDTH = 4, 48, 8
 
@@ -143,7 +154,6 @@ def compare(case: Case, context: ContextParallel, dtype: torch.dtype) -> dict[st
     expected = reference(case, whole, seed)
     (expected * factor.to(dtype)).sum().backward()
     found = {"output": difference(context.join(out.detach(), 2), expected.detach())}
-    found["bits"] = float(not torch.equal(context.join(out.detach(), 2), expected.detach()))
     for name, x in own.items():
         grad = torch.zeros_like(x) if x.grad is None else x.grad
         found[name] = difference(context.exchange.total(grad), whole[name].grad)
@@ -154,29 +164,242 @@ def difference(one: torch.Tensor, other: torch.Tensor) -> float:
     return ((one - other).abs().max() / other.abs().max().clamp(min=1e-30)).item()
 
 
-def main(path: Path) -> None:
+def by_hand(name: str, context: ContextParallel) -> dict[str, float]:
+    """Numbers that differ, in bits, from calls in one process of these queries and the keys that they need."""
+    case = CASES[name]
+    causal = case.options.get("is_causal", False)
+    whole, own = tensors(case, torch.float32), tensors(case, torch.float32)
+    with context:
+        shares = own | {name: context.take(own[name], 2) for name in ("query", "key", "value")}
+        out = call(case, shares, case.options)
+        out.sum().backward()
+    outputs = []
+    for _, place in context.layout.chunks(out.shape[2]):
+        keys = slice(0, place.stop if causal else None)
+        part = {"query": whole["query"][:, :, place]} | {n: whole[n][:, :, keys] for n in ("key", "value")}
+        outputs.append(call(case, whole | part, {"is_causal": causal}, backend="reference"))
+    expected = torch.cat(outputs, 2)
+    expected.sum().backward()
+    return {
+        "output": float((out != expected).sum()),
+        "query": float((own["query"].grad != whole["query"].grad).sum()),
+        "alpha": float((own["alpha"].grad != whole["alpha"].grad).sum()),
+    }
+
+
+def not_kept(context: ContextParallel) -> dict[str, float]:
+    """Memory of gathered keys and values that is still there while the graph waits for its backward pass."""
+    gathered: list[StorageWeakRef] = []
+
+    def noted(*arguments: Any) -> tuple[torch.Tensor, ...]:
+        tensors = exchange.whole(*arguments)
+        gathered.extend(StorageWeakRef(x.untyped_storage()) for x in tensors)
+        return tensors
+
+    made = tensors(CASES["relu"], torch.float32)
+    shares = [context.take(made[name], 2) for name in ("query", "key", "value")]
+    with context, mock.patch("tamis.parallel.context.whole", noted):
+        out = tamis.relu_attention(*shares)
+    alive = sum(not storage.expired() for storage in gathered)
+    out.sum().backward()
+    return {"memory": float(alive), "unseen": float(len(gathered) != 2)}
+
+
+def sharded(mesh: DeviceMesh, dtype: torch.dtype, budget: int) -> dict[str, float]:
+    """A cache in unequal shards on all processes, one of them in two parts."""
+    made = tensors(CASES["entmax"], dtype)
+    query, key, value = (made[name].detach() for name in ("query", "key", "value"))
+    rank, size = mesh.get_local_rank("context"), mesh["context"].size()
+    ends = [0, *(LENGTH * (n + 1) // size - 3 for n in range(size - 1)), LENGTH]
+    own = slice(ends[rank], ends[rank + 1])
+    shards = [[x[:, :, own]] if rank else list(x[:, :, own].split(5, 2)) for x in (key, value)]
+    found = {}
+    for name, rule in (("entmax", tamis.Entmax(made["alpha"].detach())), ("relu", tamis.Activation(per_count=True)),
+                       ("softmax", tamis.Softmax()), ("softpick", tamis.Softpick())):  # fmt: skip
+        last = query[:, :, -2:]
+        out = sharded_attention(last, *shards, is_causal=True, rule=rule, mesh=mesh, budget=budget)
+        found[name] = difference(out, tamis.attention(last, key, value, is_causal=True, rule=rule, backend="dense"))
+    counts = sharded_counts(query[:, :, -2:], shards[0], is_causal=True, mesh=mesh)
+    found["counts"] = float((counts != torch.tensor([LENGTH - 1, LENGTH])).sum())
+    return found
+
+
+MODELS: dict[str, dict[str, Any]] = {
+    "asentmax, nape": {"mechanism": "asentmax", "position": "nape"},
+    "entmax, rope": {"mechanism": "entmax", "position": "rope", "num_kv_heads": 2},
+    "rela, learned": {"mechanism": "rela", "position": {"name": "learned", "max_length": 45}},
+    "ssmax, sinusoidal": {"mechanism": "ssmax", "position": "sinusoidal"},
+    "entmax, alibi": {"mechanism": {"name": "entmax", "alpha": 1.5}, "position": "alibi"},
+}
+
+
+def language_model(name: str, mesh: DeviceMesh, way: str, how: str) -> dict[str, float]:
+    """Logits and gradients of a model, of 45 tokens: no length that divides; `how` is plain, packed or padded."""
+    torch.manual_seed(0)
+    sizes = {"vocab_size": 50, "embed_dim": 32, "num_heads": 4, "ffn_dim": 32, "num_layers": 2}
+    own = CausalLM(CausalLMConfig(**(sizes | MODELS[name]))).double()
+    whole = copy.deepcopy(own)
+    tokens = torch.randint(50, (1 if how == "packed" else 2, 45))
+    factor = torch.randn(*tokens.shape, 50, dtype=torch.float64)
+    arguments: dict[str, Any] = {"cu_seqlens": torch.tensor([0, 9, 10, 31, 45])} if how == "packed" else {}
+    shared = dict(arguments)
+    context = ContextParallel(mesh, way, length=45)
+    if how == "padded":
+        arguments["mask"] = torch.arange(45) >= torch.tensor([[0], [13]])
+        shared["mask"] = context.take(arguments["mask"])
+        factor = factor * arguments["mask"].unsqueeze(-1)
+    with context:
+        logits = own(context.take(tokens), **shared)
+        (logits * context.take(factor)).sum().backward()
+    context.sum_gradients(own)
+    expected = whole(tokens, **arguments)
+    (expected * factor).sum().backward()
+    seen = factor != 0.0
+    found = {"logits": difference(context.join(logits.detach()) * seen, expected.detach() * seen)}
+    grads = zip(own.named_parameters(), whole.parameters(), strict=True)
+    found["gradients"] = max(difference(one.grad, other.grad) for (_, one), other in grads if other.grad.any())
+    return found
+
+
+def translation_model(mesh: DeviceMesh, way: str) -> dict[str, float]:
+    """Encoder, decoder and cross-attention, of sources and targets that are padded."""
+    torch.manual_seed(0)
+    sizes = {"vocab_size": 50, "embed_dim": 32, "num_heads": 4, "ffn_dim": 32, "encoder_layers": 1, "decoder_layers": 1}
+    mechanisms = dict.fromkeys(("encoder_mechanism", "decoder_mechanism", "cross_mechanism"), "asentmax")
+    own = Seq2Seq(
+        Seq2SeqConfig(**sizes, **mechanisms, position="rope", pad_id=0, dropout=0.0, attention_dropout=0.0)
+    ).double()
+    whole = copy.deepcopy(own)
+    source, target = torch.randint(1, 50, (2, 21)), torch.randint(1, 50, (2, 14))
+    source[1, 15:] = 0
+    factor = torch.randn(2, 14, 50, dtype=torch.float64)
+    context = ContextParallel(mesh, way)
+    with context:
+        logits = own(context.take(source), context.take(target))
+        (logits * context.take(factor)).sum().backward()
+    context.sum_gradients(own)
+    expected = whole(source, target)
+    (expected * factor).sum().backward()
+    grads = zip(own.parameters(), whole.parameters(), strict=True)
+    return {
+        "logits": difference(context.join(logits.detach())[:, :14], expected.detach()),
+        "gradients": max(difference(one.grad, other.grad) for one, other in grads if other.grad.any()),
+    }
+
+
+def recomputed(context: ContextParallel) -> dict[str, float]:
+    """Activation checkpointing, with dropout: what is computed anew drops the same."""
+    from torch.utils.checkpoint import checkpoint
+
+    results = []
+    for anew in (False, True):
+        made = tensors(CASES["entmax"], torch.float64)
+        shares = [context.take(made[name], 2) for name in ("query", "key", "value")]
+        torch.manual_seed(7)
+
+        def attend(*x: torch.Tensor) -> torch.Tensor:
+            return tamis.entmax_attention(*x, None, 0.4, True)
+
+        with context:
+            out = checkpoint(attend, *shares, use_reentrant=False) if anew else attend(*shares)
+            out.square().sum().backward()
+        results.append([made[name].grad for name in ("query", "key", "value")])
+    return {name: difference(*pair) for name, *pair in zip(("query", "key", "value"), *results, strict=True)}
+
+
+def refused(mesh: DeviceMesh) -> dict[str, str]:
+    """What bad input is answered with, in every process."""
+    context = ContextParallel(mesh, "heads")
+    query, odd = torch.randn(1, 4, 6, 8), torch.randn(1, 4, 5, 8)
+    one = torch.randn(1, 1, 6, 8)
+    attempts = {
+        "heads": lambda: tamis.attention(query, one, one, enable_gqa=True),
+        "odd": lambda: tamis.attention(odd, odd, odd),
+        "weights": lambda: tamis.attention_weights(query, query),
+        "statistics": lambda: tamis.attention_statistics(query, query),
+        "mask": lambda: tamis.attention(query, query, query, torch.ones(6, 6, dtype=torch.bool)),
+        "positions": lambda: tamis.attention(query, query, query, query_positions=torch.arange(24)),
+        "nested": lambda: context.__enter__(),
+    }
+    found = {}
+    with context:
+        for name, attempt in attempts.items():
+            try:
+                attempt()
+            except (ValueError, RuntimeError) as error:
+                found[name] = str(error)
+    for name, make in {
+        "dimension": lambda: ContextParallel(mesh, dim="rows"),
+        "mesh": lambda: ContextParallel("cpu"),
+        "way": lambda: ContextParallel(mesh, "ring"),
+        "length": lambda: ContextParallel(mesh, length=8).take(torch.ones(1, 9)),
+        "recipes": lambda: Process(0, 4, torch.device("cpu")).alike({"training.lr": 1 + (dist.get_rank() == 2)}),
+        "processes": lambda: context_of(TrainingConfig(context_parallel=3), Process(0, 4, torch.device("cpu"))),
+    }.items():
+        try:
+            make()
+        except (ValueError, TypeError, RuntimeError) as error:
+            found[name] = str(error)
+    return found
+
+
+def checks(four: DeviceMesh, two: DeviceMesh, slow: bool) -> Iterator[tuple[str, Callable[[], dict[str, float]]]]:
+    """By name; the fast ones are those that differ most from each other."""
+    for mesh, size in ((four, 4), (two, 2)):
+        for dtype in (torch.float32, torch.float64):
+            kind = str(dtype).removeprefix("torch.")
+            for (name, case), way in itertools.product(CASES.items(), ("heads", "keys")):
+                if (slow or (size == 4) == (dtype == torch.float32)) and (way == "keys" or case.key_heads % size == 0):
+                    context = ContextParallel(mesh, way)
+                    yield f"{name}, {way}, {size}, {kind}", partial(compare, case, context, dtype)
+            for budget in (1, 1024):
+                yield f"shards, {size}, budget {budget}, {kind}", partial(sharded, mesh, dtype, budget)
+        for name, way, how in itertools.product(MODELS, ("heads", "keys", "auto"), ("plain", "packed", "padded")):
+            fits = way != "heads" or MODELS[name].get("num_kv_heads", 4) % size == 0
+            first = (name, how) == ("asentmax, nape", "packed") or (name, how, way) == (
+                "rela, learned",
+                "plain",
+                "auto",
+            )
+            if fits and (slow or (first and size == 4)):
+                yield f"model, {name}, {way}, {how}, {size}", partial(language_model, name, mesh, way, how)
+        if slow or size == 2:
+            for way in ("heads", "keys"):
+                yield f"translation, {way}, {size}", partial(translation_model, mesh, way)
+                yield f"recomputed, {way}, {size}", partial(recomputed, ContextParallel(mesh, way))
+            for name in ("entmax", "entmax causal"):
+                yield f"by hand, {name}, {size}", partial(by_hand, name, ContextParallel(mesh, "keys"))
+            yield f"not kept, {size}", partial(not_kept, ContextParallel(mesh, "keys"))
+
+
+def main(folder: Path, slow: bool) -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
-    world = dist.get_world_size()
-    four = init_device_mesh("cpu", (world,), mesh_dim_names=("context",))
-    two = init_device_mesh("cpu", (world // 2, 2), mesh_dim_names=("data", "context"))
+    four = init_device_mesh("cpu", (4,), mesh_dim_names=("context",))
+    two = init_device_mesh("cpu", (2, 2), mesh_dim_names=("data", "context"))
     found: dict[str, dict[str, float]] = {}
-    for size, mesh in ((world, four), (2, two)):
-        for dtype in (torch.float32, torch.float64):
-            for name, case in CASES.items():
-                for way in ("heads", "keys"):
-                    if way == "heads" and case.key_heads % size:
-                        continue
-                    errors = compare(case, ContextParallel(mesh, way), dtype)
-                    names = list(errors)
-                    values = torch.tensor([errors[key] for key in names], dtype=torch.float64)
-                    dist.all_reduce(values, dist.ReduceOp.MAX)
-                    key = f"{name}, {way}, {size} processes, {str(dtype).removeprefix('torch.')}"
-                    found[key] = dict(zip(names, values.tolist(), strict=True))
+    for name, check in checks(four, two, slow):
+        errors = check()
+        values = torch.tensor(list(errors.values()), dtype=torch.float64)
+        dist.all_reduce(values, dist.ReduceOp.MAX)
+        found[name] = dict(zip(errors, values.tolist(), strict=True))
+    said = refused(four)
+    for parallel, way in (("ddp", "auto"), ("fsdp", "keys")) if slow else (("ddp", "auto"),):
+        own = Process(dist.get_rank(), 4, torch.device("cpu"))
+        shared = {"context_parallel": 2, "context": way, "parallel": parallel}
+        tiny_language.trainer(folder / "text", folder / parallel, own, **LANGUAGE, **shared).run()
     if dist.get_rank() == 0:
-        path.write_text(json.dumps(found, indent=1))
+        (folder / "found.json").write_text(json.dumps(found, indent=1))
+        (folder / "said.json").write_text(json.dumps(said, indent=1))
     dist.destroy_process_group()
 
 
+LANGUAGE: dict[str, Any] = {
+    "steps": 50,
+    "checkpoint_every": 25,
+    "batch_tokens": 75,  # three rows, for two pairs of processes
+    "architecture": {"mechanism": "asentmax", "position": "nape"},
+}
+
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    main(Path(sys.argv[1]), sys.argv[2] == "slow")

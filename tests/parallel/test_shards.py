@@ -83,7 +83,8 @@ def test_shards_of_padded_sequences():
     last = torch.tensor([[sum(LENGTHS)], [sum(LENGTHS)]])
     options = {"is_causal": True, "query_positions": last}
     out = sharded_attention(query, split(key), split(value), key_lengths=lengths, key_positions=places, **options)
-    seen = torch.stack([torch.cat([torch.arange(n) < own[b] for n, own in zip(LENGTHS, lengths)]) for b in range(2)])
+    pairs = list(zip(LENGTHS, lengths, strict=True))
+    seen = torch.stack([torch.cat([torch.arange(n) < own[b] for n, own in pairs]) for b in range(2)])
     expected = tamis.attention(query, key, value, attn_mask=seen[:, None, None])
     assert error(out, expected) < 1e-12
 
@@ -129,11 +130,11 @@ def test_infinite_scores_take_all_the_weight(budget):
 
 def test_bad_input():
     query, key, value = tensors()
-    with pytest.raises(ValueError, match="keys must be a list of one tensor for each shard.* got a tensor"):
+    with pytest.raises(ValueError, match=r"keys must be a list of one tensor for each shard.* got a tensor"):
         sharded_attention(query, key, [value])
-    with pytest.raises(ValueError, match="values must be a list .* got 1 for 4 shards"):
+    with pytest.raises(ValueError, match=r"values must be a list .* got 1 for 4 shards"):
         sharded_attention(query, split(key), [value])
-    with pytest.raises(ValueError, match="keys must be a list .* at least one"):
+    with pytest.raises(ValueError, match=r"keys must be a list .* at least one"):
         sharded_attention(query, [], [])
     with pytest.raises(ValueError, match="budget must be at least 1, got 0"):
         sharded_attention(query, [key], [value], budget=0)

@@ -5,8 +5,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -42,24 +40,25 @@ def active() -> Sharding | None:
     return _active
 
 
-@contextmanager
-def sharded_by(sharding: Sharding) -> Iterator[None]:
-    """Ask `sharding` within this block."""
+def start(sharding: Sharding) -> None:
+    """Ask `sharding` from now on."""
     global _active
     if _active is not None:
         raise RuntimeError("sequences are sharded already: contexts of tamis.parallel do not nest")
     _active = sharding
-    try:
-        yield
-    finally:
-        _active = None
 
 
-def places(length: int, start: int, device: torch.device) -> Tensor:
-    """Where in their sequence so many tokens are that follow `start` others, (1, length)."""
+def stop() -> None:
+    """Ask nobody from now on."""
+    global _active
+    _active = None
+
+
+def places(length: int, past: int, device: torch.device) -> Tensor:
+    """Where in their sequence so many tokens are that follow `past` others, (1, length)."""
     if _active is not None:
         return _active.places(length, device)
-    return torch.arange(start, start + length, device=device)[None]
+    return torch.arange(past, past + length, device=device)[None]
 
 
 def refuse_shards(function: str) -> None:

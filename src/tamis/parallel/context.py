@@ -23,7 +23,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from tamis.attention.call import NO_DROPOUT, Call, Dropout, Options, Part, check_call
 from tamis.attention.rules import Entmax, Rule
-from tamis.functional.sharding import Sharding, sharded_by
+from tamis.functional import sharding
 from tamis.parallel.exchange import to_heads, to_tokens, whole
 from tamis.parallel.mesh import exchange_of
 from tamis.parallel.whole import Settings, Sight, attend, counts, gathered, rule_of_heads, rule_of_queries, share_sight
@@ -34,7 +34,7 @@ WAYS = ("auto", "heads", "keys")
 _ENTMAX15 = Entmax(1.5)
 
 
-class ContextParallel(Sharding):
+class ContextParallel(sharding.Sharding):
     """Shares sequences between the processes of one dimension of a mesh.
 
     As a context manager it does so for all attention within, of functions, layers and models of this library, forward
@@ -66,7 +66,6 @@ class ContextParallel(Sharding):
         self.context, self.length = context, length
         self.exchange = exchange_of(mesh, dim)
         self.layout = self.exchange.layout
-        self._block: AbstractContextManager[None] | None = None
 
     def of_length(self, length: int | None) -> ContextParallel:
         """The same for sequences of another length, or of one that is known to divide."""
@@ -75,15 +74,13 @@ class ContextParallel(Sharding):
         return other
 
     def __enter__(self) -> ContextParallel:
-        self._block = sharded_by(self)
-        self._block.__enter__()
+        sharding.start(self)
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        assert self._block is not None
-        self._block.__exit__(kind, error, trace)
+        sharding.stop()
 
     def take(self, x: Tensor, dim: int = 1, fill: float = 0) -> Tensor:
         """This process's tokens of a whole sequence that every process has; `fill` brings it to an even share."""
@@ -246,4 +243,3 @@ class _Again:
 
 def _of_part(dropout: Dropout, head: int, query: int) -> Dropout:
     return dropout if dropout.part is None else dropout._replace(part=Part(dropout.part.seed, head, query))
-

@@ -6,8 +6,8 @@ The threshold tau of a row of entmax, p = [(alpha - 1) s - tau]_+^(1 / (alpha - 
     2. only scores above it can have a weight: these are gathered, few where weights are sparse;
     3. the row is solved from them, alike everywhere, and what each shard's values add to the output is summed.
 
-Where more than a budget of scores are above it, and for alpha = 1, the row is solved by Newton steps whose sums over keys
-are summed over shards.  ReLU attention needs the last sum only; other rules gather all scores.
+Where more than a budget of scores are above it, and for alpha = 1, the row is solved by Newton steps whose sums over
+keys are summed over shards.  ReLU attention needs the last sum only; other rules gather all scores.
 """
 
 from __future__ import annotations
@@ -55,8 +55,8 @@ def sharded_attention(
 
     Args:
         query: (B, H, Lq, D), the same in every process.
-        keys, values: the shards of this process, (B, Hk, n, D) and (B, Hk, n, Dv), of any lengths.  With a mesh those of
-            the other processes of its dimension `dim` belong to them, in the order of ranks.
+        keys, values: the shards of this process, (B, Hk, n, D) and (B, Hk, n, Dv), of any lengths.  With a mesh those
+            of the other processes of its dimension `dim` belong to them, in the order of ranks.
         query_positions: by default the queries are the last of all tokens.
         key_positions: of each shard here, (n,) or (B, n); by default shards lie end to end.
         key_lengths: of each shard here, (B,); its keys from this index on are padding.  Give positions with it.
@@ -143,7 +143,12 @@ def _shards(
 ) -> _Shards:
     """Checked; every process of the mesh calls it."""
     exchange = exchange_of(mesh, dim)
-    for name, given in (("keys", keys), ("values", values), ("key_positions", key_positions), ("key_lengths", key_lengths)):
+    for name, given in (
+        ("keys", keys),
+        ("values", values),
+        ("key_positions", key_positions),
+        ("key_lengths", key_lengths),
+    ):
         if given is not None and (isinstance(given, Tensor) or len(given) != len(keys) or not len(keys)):
             shown = "a tensor" if isinstance(given, Tensor) else f"{len(given)} for {len(keys)} shards of keys"
             raise ValueError(f"{name} must be a list of one tensor for each shard, at least one, got {shown}")
@@ -245,7 +250,7 @@ def _entmax(shards: _Shards, e: Power, budget: int) -> Tensor:
 
 @dataclass(frozen=True)
 class _Candidates:
-    """Scores of one shard that may have a weight, (B, H, Lq, width), and which keys they are; -inf where there is none."""
+    """Scores of a shard that may have a weight, (B, H, Lq, width), -inf where there are fewer, and which keys they are."""
 
     scores: Tensor
     keys: Tensor
@@ -285,7 +290,9 @@ def _by_candidates(shards: _Shards, candidates: list[_Candidates], e: Power) -> 
     weights = entmax_weights(rows, e)
     width = rows.shape[-1] // shards.exchange.size
     own = weights[..., shards.exchange.layout.rank * width :]
-    parts = own[..., : sum(one.keys.shape[-1] for one in candidates)].split([one.keys.shape[-1] for one in candidates], -1)
+    parts = own[..., : sum(one.keys.shape[-1] for one in candidates)].split(
+        [one.keys.shape[-1] for one in candidates], -1
+    )
     outputs = [_chosen_values(*given) for given in zip(parts, candidates, shards.calls, strict=True)]
     return shards.total(outputs)
 
@@ -315,7 +322,9 @@ def _by_sums(shards: _Shards, scores: list[Tensor], e: Power) -> Tensor:
     tolerance = 8 * torch.finfo(torch.float64).eps
     while True:
         ratios = [_ratios(d, e, theta) for d in distances]
-        sums = shards.total([torch.cat([r.sum(-1, keepdim=True), (r / w).sum(-1, keepdim=True)], -1) for r, w in ratios])
+        sums = shards.total(
+            [torch.cat([r.sum(-1, keepdim=True), (r / w).sum(-1, keepdim=True)], -1) for r, w in ratios]
+        )
         total, slope = sums[..., :1].clamp(min=1.0), sums[..., 1:].clamp(min=1.0)  # the largest score counts 1
         log_mass = total.log() - theta
         error = log_mass.expm1().abs()
