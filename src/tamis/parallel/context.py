@@ -24,7 +24,8 @@ from torch.distributed.device_mesh import DeviceMesh
 from tamis.attention.call import NO_DROPOUT, Call, Dropout, Options, Part, check_call
 from tamis.attention.rules import Entmax, Rule
 from tamis.functional import sharding
-from tamis.parallel.exchange import to_heads, to_tokens, whole
+from tamis.parallel.cost import Layer
+from tamis.parallel.exchange import Exchange, to_heads, to_tokens, whole
 from tamis.parallel.mesh import exchange_of
 from tamis.parallel.whole import Settings, Sight, attend, counts, gathered, rule_of_heads, rule_of_queries, share_sight
 from tamis.settings import choose
@@ -58,7 +59,12 @@ class ContextParallel(sharding.Sharding):
     """
 
     def __init__(
-        self, mesh: DeviceMesh | None, context: str = "auto", *, dim: str = "context", length: int | None = None
+        self,
+        mesh: DeviceMesh | Exchange | None,
+        context: str = "auto",
+        *,
+        dim: str = "context",
+        length: int | None = None,
     ) -> None:
         choose("context", context, WAYS)
         if length is not None and length < 1:
@@ -106,15 +112,15 @@ class ContextParallel(sharding.Sharding):
     def way(self, heads: int, key_heads: int) -> str:
         """How a call with so many heads of queries and keys is computed: "heads" or "keys"."""
         size = self.layout.size
+        if self.context == "auto":
+            layer = Layer(length=size, size=size, heads=heads, key_heads=key_heads, head_dim=size)
+            return layer.cheaper(torch.is_grad_enabled())
         if self.context == "heads" and key_heads % size:
             raise ValueError(
                 f'context="heads" divides the heads of keys, {key_heads}, by the {size} processes of a sequence, and '
                 f'they do not divide: context="keys" takes any number'
             )
-        if self.context != "auto":
-            return self.context
-        # Heads: queries, keys, values and outputs of L / P tokens.  Keys: keys and values of all others.
-        return "heads" if key_heads % size == 0 and heads + key_heads <= key_heads * size else "keys"
+        return self.context
 
     @torch.compiler.disable
     def attention(

@@ -7,8 +7,11 @@ from torch.distributed.device_mesh import DeviceMesh
 from tamis.parallel.exchange import Exchange
 
 
-def exchange_of(mesh: DeviceMesh | None, dim: str) -> Exchange:
-    """Messages between them; an error if the mesh has no dimension of that name.  None is a process by itself."""
+def exchange_of(mesh: DeviceMesh | Exchange | None, dim: str) -> Exchange:
+    """Messages between them; an error if the mesh has no dimension of that name.  None is a process by itself, and an
+    `Exchange` is what it is, for those who look at what it has sent."""
+    if isinstance(mesh, Exchange):
+        return mesh
     if mesh is None:
         return Exchange(None)
     if not isinstance(mesh, DeviceMesh):

@@ -42,7 +42,7 @@ def sharded_attention(
     enable_gqa: bool = False,
     *,
     rule: Rule = _ENTMAX15,
-    mesh: DeviceMesh | None = None,
+    mesh: DeviceMesh | Exchange | None = None,
     dim: str = "context",
     query_positions: Tensor | None = None,
     key_positions: Sequence[Tensor] | None = None,
@@ -89,7 +89,7 @@ def sharded_counts(
     is_causal: bool = False,
     enable_gqa: bool = False,
     *,
-    mesh: DeviceMesh | None = None,
+    mesh: DeviceMesh | Exchange | None = None,
     dim: str = "context",
     query_positions: Tensor | None = None,
     key_positions: Sequence[Tensor] | None = None,
@@ -133,7 +133,7 @@ def _shards(
     is_causal: bool,
     scale: float | None,
     enable_gqa: bool,
-    mesh: DeviceMesh | None,
+    mesh: DeviceMesh | Exchange | None,
     dim: str,
     query_positions: Tensor | None,
     key_positions: Sequence[Tensor] | None,
@@ -250,7 +250,7 @@ def _entmax(shards: _Shards, e: Power, budget: int) -> Tensor:
 
 @dataclass(frozen=True)
 class _Candidates:
-    """Scores of a shard that may have a weight, (B, H, Lq, width), -inf where there are fewer, and which keys they are."""
+    """Scores of a shard that may have a weight, (B, H, Lq, width), and which keys they are; -inf where are fewer."""
 
     scores: Tensor
     keys: Tensor
