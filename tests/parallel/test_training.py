@@ -15,8 +15,8 @@ from safetensors.torch import load_file
 from training import tiny, tiny_language
 
 SETTINGS = {
-    "steps": 60,
-    "checkpoint_every": 20,
+    "steps": 40,
+    "checkpoint_every": 10,
     "batch_tokens": 75,
     "context_parallel": 2,
     "architecture": {"mechanism": "entmax", "position": "rope", "dropout": 0.1, "attention_dropout": 0.1},
@@ -61,14 +61,14 @@ def test_a_killed_process_ends_the_others_and_the_run_goes_on_exactly(tmp_path):
     tiny_language.prepared(data)
     ended(started(data, tmp_path / "undisturbed"), 300)
     crew = started(data, tmp_path / "killed")
-    first = tmp_path / "killed" / "checkpoints" / "step-00000020"
+    first = tmp_path / "killed" / "checkpoints" / "step-00000010"
     deadline = time.monotonic() + 300
     while not first.exists() and time.monotonic() < deadline:
         time.sleep(0.01)
     crew[3].send_signal(signal.SIGKILL)
     said = ended(crew, 120)
     assert crew[3].returncode == -signal.SIGKILL
-    assert not (tmp_path / "killed" / "checkpoints" / "step-00000060").exists()
+    assert not (tmp_path / "killed" / "checkpoints" / "step-00000040").exists()
     for rank in range(3):
         assert crew[rank].returncode == 1
         assert f"process {rank} of 4 lost another one" in said[rank]
@@ -77,6 +77,6 @@ def test_a_killed_process_ends_the_others_and_the_run_goes_on_exactly(tmp_path):
     ended(again, 300)
     assert [one.returncode for one in again] == [0] * 4
     assert tiny.losses(tmp_path / "killed") == tiny.losses(tmp_path / "undisturbed")
-    place = Path("checkpoints") / "step-00000060" / "model.safetensors"
+    place = Path("checkpoints") / "step-00000040" / "model.safetensors"
     one, other = (load_file(tmp_path / run / place) for run in ("killed", "undisturbed"))
     assert all((one[name] == other[name]).all() for name in one)

@@ -17,11 +17,11 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as mp
 from rich.console import Console
 from rich.table import Table
 from torch import Tensor
 from torch.distributed.device_mesh import init_device_mesh
+from torch.multiprocessing.spawn import start_processes
 
 from tamis import functional
 from tamis.attention.rules import Entmax
@@ -34,7 +34,7 @@ KEY_HEADS = (8, 2)
 SIZES = (1, 2, 4)
 ALPHAS = (1.2, 1.5, 2.0)
 """Of the decoded tokens."""
-MODEL = {"layers": 32, "width": 4096, "heads": 32, "head_dim": 128, "parameters": 6_738_415_616}
+MODEL: dict[str, int] = {"layers": 32, "width": 4096, "heads": 32, "head_dim": 128, "parameters": 6_738_415_616}
 """The sizes of Llama 2 7B."""
 LONG, COMPUTED_SIZES, COMPUTED_KEY_HEADS = 1 << 17, (1, 2, 4, 8, 16, 32), (32, 8)
 TOLERANCE = 1e-5
@@ -95,7 +95,7 @@ def computed() -> list[dict[str, Any]]:
 
 def _launched(size: int, device: str, length: int, repeats: int) -> list[dict[str, Any]]:
     with tempfile.TemporaryDirectory() as folder:
-        mp.spawn(_work, (size, device, length, repeats, folder), nprocs=size)
+        start_processes(_work, (size, device, length, repeats, folder), nprocs=size, start_method="spawn")
         found: list[dict[str, Any]] = json.loads((Path(folder) / "rows.json").read_text())
         return found
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import atexit
 import os
+import sys
+import warnings
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
@@ -92,12 +95,20 @@ def process(device: str | None = None) -> Iterator[Process]:
     except RuntimeError as error:
         if not isinstance(error, dist.DistError) and not any(sign in str(error) for sign in _LOST):
             raise
+        atexit.register(_leave)
         raise TrainingError(
             f"process {dist.get_rank()} of {dist.get_world_size()} lost another one, which was ended or does not "
             f"answer: start all of them again, and they go on from the last checkpoint ({error})"
         ) from error
     finally:
         dist.destroy_process_group()
+
+
+def _leave() -> None:
+    """End at once: what was sent to a process that is gone would be waited for until its time-out, half an hour."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(1)
 
 
 _LOST = ("Connection closed by peer", "Connection reset by peer", "Broken pipe", "Timed out", "timed out")
@@ -130,13 +141,18 @@ def sharing(context: ContextParallel | None, part: Any) -> Iterator[Any]:
         yield part.shared(own)
 
 
-def spread(model: nn.Module, parallel: str, process: Process) -> nn.Module:
+def spread(model: nn.Module, config: TrainingConfig, process: Process) -> nn.Module:
     """The model to call: itself if alone, copies that add their gradients ("ddp"), or shards ("fsdp")."""
     if process.world == 1:
         return model
-    if parallel == "ddp":
+    if config.parallel == "ddp":
         devices = [process.device.index] if process.device.type == "cuda" else None
-        return DistributedDataParallel(model, device_ids=devices)
+        # After its first step DDP lays out what it sends anew, unless it looks for unused parameters.  In which order
+        # more than two numbers are added depends on the layout, so the first step of a run that goes on would differ.
+        fixed = process.world > 2 and (config.deterministic or devices is None)
+        if fixed:
+            warnings.filterwarnings("ignore", "find_unused_parameters=True was specified")
+        return DistributedDataParallel(model, device_ids=devices, find_unused_parameters=fixed)
     mesh = init_device_mesh(process.device.type, (process.world,))
     for module in model.modules():
         if isinstance(module, TransformerLayer):

@@ -27,6 +27,8 @@ MAY_CHANGE = {
         "device_tokens",
         "compile",
         "cuda_graphs",
+        "context_parallel",
+        "context",
     },
     "data": {"test", "gold", "folder"},
     "text": {"test", "folder"},

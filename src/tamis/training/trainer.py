@@ -101,7 +101,7 @@ class Trainer:
             self._compile_layers()
         self.context = distributed.context_of(config, process)
         self.group = process.group_of(config.context_parallel)
-        self.spread = distributed.spread(self.model, config.parallel, process)
+        self.spread = distributed.spread(self.model, config, process)
         self.graphs = self._graphs() if config.cuda_graphs else None
         self.optimizers = build_optimizers(self.model, config)
         self.ema = MovingAverage(self.model, config.ema) if config.ema else None
@@ -319,7 +319,7 @@ class Trainer:
                     "training": self.state.to_dict(),
                     "settings": self.config.to_dict(),
                     "data": self.task.fingerprint(),
-                    "environment": environment(self.process),
+                    "environment": environment(self.group),
                     "journal": self.recorder.journal.digest() if self.recorder.journal is not None else None,
                 },
             )
@@ -351,7 +351,7 @@ class Trainer:
         if self.process.leads:
             self.checkpoints.remove(step for step in self.checkpoints.steps() if step > number)
         self.display.say(f"going on from step {number} in {self.folder}")
-        if changed := differences(found.get("environment", {}), environment(self.process)):
+        if changed := differences(found.get("environment", {}), environment(self.group)):
             self.display.say(f"not to the bit, because this is not where it ran before: {changed}")
         self._noted = found.get("journal")
 
