@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -13,15 +14,18 @@ from parallel import crew
 from training import tiny, tiny_language
 
 
+def run(script: list[str], processes: int, seconds: int) -> None:
+    paths = [*sys.path, str(Path(__file__).parent.parent)]
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(paths), "OMP_NUM_THREADS": "1"}
+    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes)]
+    done = subprocess.run([*launch, *script], env=environment, capture_output=True, text=True, timeout=seconds)
+    assert done.returncode == 0, done.stderr[-4000:]
+
+
 def launched(folder: Path, kind: str, seconds: int) -> Path:
     """The results of the crew."""
     tiny_language.prepared(folder / "text")
-    paths = [*sys.path, str(Path(__file__).parent.parent)]
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join(paths), "OMP_NUM_THREADS": "1"}
-    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "4"]
-    command = [*launch, crew.__file__, str(folder), kind]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=seconds)
-    assert done.returncode == 0, done.stderr[-4000:]
+    run([crew.__file__, str(folder), kind], 4, seconds)
     return folder
 
 
@@ -76,19 +80,24 @@ def test_activation_checkpointing(fast):
 
 def same_losses(one: Path, other: Path) -> None:
     alone, together = tiny.losses(one), tiny.losses(other)
-    assert len(alone) == len(together) == 52
+    assert len(alone) == len(together) > crew.LANGUAGE["steps"]
     for here, there in zip(alone, together, strict=True):
         key = "loss" if "loss" in here else "valid_loss"
         assert there[key] == pytest.approx(here[key], rel=1e-5)
 
 
-@pytest.fixture
-def one(fast, tmp_path):
+def by_one(text: Path, folder: Path, **changes: object) -> Path:
+    """A run of a single process."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
-    tiny_language.trainer(fast / "text", tmp_path / "one", **crew.LANGUAGE).run()
+    tiny_language.trainer(text, folder, **(crew.LANGUAGE | changes)).run()
     torch.set_num_threads(before)
-    return tmp_path / "one"
+    return folder
+
+
+@pytest.fixture
+def one(fast, tmp_path):
+    return by_one(fast / "text", tmp_path / "one")
 
 
 def test_training_follows_one_process(fast, one):
@@ -127,3 +136,17 @@ def test_everything(slow):
 def test_training_of_sharded_weights_follows_one_process(slow, one):
     same_losses(one, slow / "ddp")
     same_losses(one, slow / "fsdp")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("processes", [1, 2])
+def test_a_checkpoint_of_four_processes_is_read_by_fewer(slow, tmp_path, processes):
+    longer = {"steps": 60}
+    expected = by_one(slow / "text", tmp_path / "one", **longer)
+    shutil.copytree(slow / "fsdp", tmp_path / "fewer")
+    if processes == 1:
+        by_one(slow / "text", tmp_path / "fewer", **longer)
+    else:
+        settings = json.dumps(crew.LANGUAGE | longer | {"context_parallel": 2, "parallel": "fsdp"})
+        run([tiny_language.__file__, str(slow / "text"), str(tmp_path / "fewer"), settings], 2, 300)
+    same_losses(expected, tmp_path / "fewer")
