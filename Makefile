@@ -9,7 +9,7 @@ WORKERS ?= 2
 GPU_WORKERS ?= 8
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test browser check format slow gpu-test sanitize gpu-proof bench clean
+.PHONY: help demo test browser check format slow docs gpu-test sanitize gpu-proof bench clean
 
 help:  ## show this
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -22,20 +22,32 @@ $(VENV)/.user: pyproject.toml constraints.txt
 	touch $@
 
 $(VENV)/.dev: $(VENV)/.user
-	$(PIP) --editable '.[train,plots,dev]'
+	$(PIP) --editable '.[train,plots,dev,docs]'
 	touch $@
 
 demo: $(VENV)/.user  ## the whole story in pictures and a table, written to demo/
 	$(BIN)/tamis demo
 
 # Workers with threads of their own would stand in each other's way.
-test: $(VENV)/.dev  ## everything that is neither slow nor in need of a GPU
+test: $(VENV)/.dev  ## the fast CPU tests (about 9 minutes on two cores)
 	@command -v chromedriver >/dev/null || echo 'no chromedriver: tests of the report in a browser are skipped, see make browser'
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m 'not gpu and not slow' -n $(WORKERS) --dist loadfile
 
 browser:  ## Chromium and its driver for the tests of the report, where there is apt
 	command -v chromedriver >/dev/null || { apt-get update -qq && \
 	DEBIAN_FRONTEND=noninteractive apt-get install -qq -y --no-install-recommends chromium chromium-driver >/dev/null; }
+
+# Formulas are drawn by KaTeX, which the site brings along; npm has it.
+docs/static/katex/katex.min.js:
+	rm -rf $(@D) && mkdir -p $(@D)
+	npm pack --silent --pack-destination $(@D) katex@0.19.1 >/dev/null
+	tar -xzf $(@D)/katex-0.19.1.tgz -C $(@D) --strip-components=2 --wildcards \
+		package/dist/katex.min.js package/dist/katex.min.css 'package/dist/fonts/*.woff2'
+	rm $(@D)/katex-0.19.1.tgz
+
+docs: $(VENV)/.dev docs/static/katex/katex.min.js  ## the documentation as a site, written to site/; warnings are errors
+	$(BIN)/sphinx-build -W --keep-going -q -b html docs site
+	@echo 'site/index.html'
 
 slow: $(VENV)/.dev  ## the slow tests
 	$(BIN)/python -m pytest -m 'slow and not gpu'
@@ -67,4 +79,4 @@ bench: $(VENV)/.dev  ## the benchmarks this machine can run, as tables and JSON
 	$(BIN)/tamis bench solver --output benchmarks/results
 
 clean:  ## remove the environment and everything made
-	rm -rf $(VENV) demo gpu-proof build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) site docs/static/katex demo gpu-proof build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

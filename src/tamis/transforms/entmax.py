@@ -70,8 +70,8 @@ def _apply(function: Any, z: Tensor, e: Power) -> Any:
 def entmax_vjp(p: Tensor, e: Power, floor: Tensor, g: Tensor) -> Tensor:
     """s (g - <s, g> / sum s), exact for every alpha > 0.
 
-    Beyond alpha = 2, s = p^(2 - alpha) is largest where p is smallest, and may overflow.  So the average is taken
-    under softmax weights, g is measured from its value at the largest s, and that entry follows from the zero sum.
+    Beyond alpha = 2, s = p^(2 - alpha) is largest where p is smallest, and what overflows saturates.  The average is
+    taken under softmax weights, g is measured from its value at the largest s, whose entry follows from the zero sum.
     """
     keep = ~(p <= floor)  # NaN stays
     log_s = (1.0 - e) * torch.where(keep, p, 1.0).log()
@@ -85,7 +85,8 @@ def entmax_vjp(p: Tensor, e: Power, floor: Tensor, g: Tensor) -> Tensor:
     g = g - torch.where(anchor, g, 0.0).sum(-1, keepdim=True)
     mean = (share * g).sum(-1, keepdim=True) / torch.where(total > 0.0, total, 1.0)
     s = torch.where(keep, log_s.clamp(max=-smallest_log(p.dtype)).exp(), 0.0)
-    grad = torch.where(anchor, 0.0, s * (g - mean))
+    most = torch.finfo(p.dtype).max / max(1, p.shape[-1])  # so that what overflows adds up to a number
+    grad = torch.where(anchor, 0.0, (s * (g - mean)).clamp(-most, most))
     return torch.where(anchor, -grad.sum(-1, keepdim=True), grad)
 
 
