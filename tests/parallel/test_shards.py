@@ -89,6 +89,16 @@ def test_shards_of_padded_sequences():
     assert error(out, expected) < 1e-12
 
 
+@pytest.mark.parametrize("rule", RULES)
+def test_a_shard_may_be_empty(rule):
+    query, key, value = tensors()
+    shards = [[x[:, :, :0], x[:, :, :50], x[:, :, 50:], x[:, :, :0]] for x in (key, value)]
+    for budget in (1, 1024):
+        out = sharded_attention(query, *shards, is_causal=True, rule=RULES[rule], budget=budget)
+        expected = tamis.attention(query, key, value, is_causal=True, rule=RULES[rule], backend="dense")
+        assert error(out, expected) < 1e-12
+
+
 def test_what_is_sent_stays_small():
     """A row of 8192 keys with normal scores at alpha = 1.5: a few of each shard's."""
     draw = torch.Generator().manual_seed(0)

@@ -113,6 +113,7 @@ class ContextParallel(sharding.Sharding):
         """How a call with so many heads of queries and keys is computed: "heads" or "keys"."""
         size = self.layout.size
         if self.context == "auto":
+            # How long the sequence is and how wide heads are changes nothing: sizes that divide.
             layer = Layer(length=size, size=size, heads=heads, key_heads=key_heads, head_dim=size)
             return layer.cheaper(torch.is_grad_enabled())
         if self.context == "heads" and key_heads % size:
