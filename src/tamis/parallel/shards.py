@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any, TypedDict, Unpack
 
 import torch
 import torch.nn.functional as F
@@ -32,6 +33,17 @@ _ROUNDING = 16
 """Units of the last place by which a threshold is taken lower, so that nothing at it is lost."""
 
 
+class Places(TypedDict, total=False):
+    """Where shards are, and where in their sequence: keyword arguments that the functions share."""
+
+    mesh: DeviceMesh | Exchange | None
+    dim: str
+    query_positions: Tensor | None
+    key_positions: Sequence[Tensor] | None
+    key_lengths: Sequence[Tensor] | None
+    window: Window | None
+
+
 @torch.no_grad()
 def sharded_attention(
     query: Tensor,
@@ -42,35 +54,32 @@ def sharded_attention(
     enable_gqa: bool = False,
     *,
     rule: Rule = _ENTMAX15,
-    mesh: DeviceMesh | Exchange | None = None,
-    dim: str = "context",
-    query_positions: Tensor | None = None,
-    key_positions: Sequence[Tensor] | None = None,
-    key_lengths: Sequence[Tensor] | None = None,
-    window: Window | None = None,
     alibi_slopes: Tensor | None = None,
     budget: int = 1024,
+    **places: Unpack[Places],
 ) -> Tensor:
     """:func:`tamis.attention` to keys and values in shards; without a gradient.
 
     Args:
         query: (B, H, Lq, D), the same in every process.
-        keys, values: the shards of this process, (B, Hk, n, D) and (B, Hk, n, Dv), of any lengths.  With a mesh those
-            of the other processes of its dimension `dim` belong to them, in the order of ranks.
-        query_positions: by default the queries are the last of all tokens.
+        keys, values: the shards of this process, (B, Hk, n, D) and (B, Hk, n, Dv), of any lengths.
+        budget: scores of a row that each process sends at most; where there would be more it sends sums.
+
+    Keyword arguments that say where shards are:
+        mesh: shards of all processes of its dimension `dim`, "context" by default, belong together, in the order of
+            ranks; without it those of this process are all.
+        query_positions: (Lq,) or (B, Lq); by default the queries are the last of all tokens.
         key_positions: of each shard here, (n,) or (B, n); by default shards lie end to end.
         key_lengths: of each shard here, (B,); its keys from this index on are padding.  Give positions with it.
-        budget: scores of a row that each process sends at most; where there would be more it sends sums.
+        window: as in :func:`tamis.attention`.
 
     Returns:
         (B, H, Lq, Dv) in the dtype of `query`, in every process.
     """
     if budget < 1:
         raise ValueError(f"budget must be at least 1, got {budget}")
-    shards = _shards(
-        query, keys, values, is_causal, scale, enable_gqa, mesh, dim, query_positions, key_positions, key_lengths,
-        window, alibi_slopes,
-    )  # fmt: skip
+    options = {"is_causal": is_causal, "scale": scale, "enable_gqa": enable_gqa, "alibi_slopes": alibi_slopes}
+    shards = _shards(query, keys, values, options, **places)
     bound = bind(rule, shards.calls[0])
     if isinstance(bound, BoundActivation):
         out = _activated(shards, bound)
@@ -79,7 +88,7 @@ def sharded_attention(
     else:
         assert bound.e is not None
         out = _entmax(shards, bound.e, budget)
-    return out.to(query.dtype)
+    return out.to(shards.calls[0].query.dtype)
 
 
 @torch.no_grad()
@@ -88,20 +97,10 @@ def sharded_counts(
     keys: Sequence[Tensor],
     is_causal: bool = False,
     enable_gqa: bool = False,
-    *,
-    mesh: DeviceMesh | Exchange | None = None,
-    dim: str = "context",
-    query_positions: Tensor | None = None,
-    key_positions: Sequence[Tensor] | None = None,
-    key_lengths: Sequence[Tensor] | None = None,
-    window: Window | None = None,
+    **places: Unpack[Places],
 ) -> Tensor:
     """How many keys of all shards each query sees, (B or 1, H or 1, Lq): the n of length-aware scales."""
-    shards = _shards(
-        query, keys, keys, is_causal, None, enable_gqa, mesh, dim, query_positions, key_positions, key_lengths,
-        window, None,
-    )  # fmt: skip
-    return shards.counts()
+    return _shards(query, keys, keys, {"is_causal": is_causal, "enable_gqa": enable_gqa}, **places).counts()
 
 
 @dataclass(frozen=True)
@@ -127,32 +126,18 @@ class _Shards:
 
 
 def _shards(
-    query: Tensor,
-    keys: Sequence[Tensor],
-    values: Sequence[Tensor],
-    is_causal: bool,
-    scale: float | None,
-    enable_gqa: bool,
-    mesh: DeviceMesh | Exchange | None,
-    dim: str,
-    query_positions: Tensor | None,
-    key_positions: Sequence[Tensor] | None,
-    key_lengths: Sequence[Tensor] | None,
-    window: Window | None,
-    alibi_slopes: Tensor | None,
+    query: Tensor, keys: Sequence[Tensor], values: Sequence[Tensor], options: dict[str, Any], **places: Unpack[Places]
 ) -> _Shards:
     """Checked; every process of the mesh calls it."""
-    exchange = exchange_of(mesh, dim)
-    for name, given in (
-        ("keys", keys),
-        ("values", values),
-        ("key_positions", key_positions),
-        ("key_lengths", key_lengths),
-    ):
+    exchange = exchange_of(places.get("mesh"), places.get("dim", "context"))
+    window, query_positions = places.get("window"), places.get("query_positions")
+    key_positions, key_lengths = places.get("key_positions"), places.get("key_lengths")
+    listed = {"keys": keys, "values": values, "key_positions": key_positions, "key_lengths": key_lengths}
+    for name, given in listed.items():
         if given is not None and (isinstance(given, Tensor) or len(given) != len(keys) or not len(keys)):
             shown = "a tensor" if isinstance(given, Tensor) else f"{len(given)} for {len(keys)} shards of keys"
             raise ValueError(f"{name} must be a list of one tensor for each shard, at least one, got {shown}")
-    compared = is_causal or window is not None or alibi_slopes is not None
+    compared = options["is_causal"] or window is not None or options.get("alibi_slopes") is not None
     if key_lengths is not None and compared and (key_positions is None or query_positions is None):
         raise ValueError("with key_lengths it is not known where shards begin: give key_positions and query_positions")
     own = sum(key.shape[2] for key in keys)
@@ -162,19 +147,16 @@ def _shards(
         query_positions = torch.arange(sum(lengths) - query.shape[2], sum(lengths), device=query.device)
     calls = []
     for number, (key, value) in enumerate(zip(keys, values, strict=True)):
-        places = torch.arange(start, start + key.shape[2], device=query.device)
+        end_to_end = torch.arange(start, start + key.shape[2], device=query.device)
         call = check_call(
             query,
             key,
             value,
-            is_causal=is_causal,
-            scale=scale,
-            enable_gqa=enable_gqa,
             query_positions=query_positions,
-            key_positions=places if key_positions is None else key_positions[number],
+            key_positions=end_to_end if key_positions is None else key_positions[number],
             key_lengths=None if key_lengths is None else key_lengths[number],
             window=window,
-            alibi_slopes=alibi_slopes,
+            **options,
         )
         calls.append(call)
         start += key.shape[2]
