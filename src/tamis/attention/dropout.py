@@ -59,25 +59,42 @@ NO_FACTORS = Factors()
 NO_PARTS = "its dropout knows no part of a larger call"
 """The obstacle of backends with factors of their own."""
 
-_STEP = 0x9E3779B97F4A7C15 - (1 << 64)
-_BITS = 53
+_WORD = (1 << 32) - 1
+_STEPS = (0xBF58476D1CE4E5B9, 0x94D049BB133111EB, 0xD6E8FEB86659FD93)
+"""What the index of a sequence, head and query is multiplied by."""
 
 
 def _kept(part: Part, p: float, shape: Sequence[int], starts: Sequence[int], device: torch.device) -> Tensor:
-    """Whether each weight of a block stays, a hash of the seed and its place in the larger call."""
-    offsets = (0, part.head, part.query, 0)
-    state = torch.tensor(part.seed, device=device)
-    for start, offset, size in zip(starts, offsets, shape, strict=True):
-        indices = torch.arange(start + offset, start + offset + size, device=device)
-        state = _mixed(state.unsqueeze(-1) + indices * _STEP)
-    return _shifted(state, 64 - _BITS) >= int(p * (1 << _BITS))
+    """Whether each weight of a block stays: a hash of the seed and of its sequence, head, query and key.
+
+    A row has two words of its own; they and the key make a third, which is compared with p.
+    """
+    firsts = [start + offset for start, offset in zip(starts, (0, part.head, part.query, 0), strict=True)]
+    places = [torch.arange(first, first + size, device=device) for first, size in zip(firsts, shape, strict=True)]
+    row = _mixed(torch.tensor(part.seed, device=device) + _signed(0x9E3779B97F4A7C15))
+    for indices, step in zip(places[:3], _STEPS, strict=True):
+        row = _mixed(row.unsqueeze(-1) ^ indices * _signed(step))
+    low, high = (row & _WORD).unsqueeze(-1), _shifted(row, 32).unsqueeze(-1)
+    x = (places[3] * 0x9E3779B9 + low) & _WORD
+    x = (x ^ x >> 16) * 0x7FEB352D & _WORD
+    x = (x ^ x >> 15) * 0x846CA68B & _WORD
+    x = (x ^ x >> 16) + high & _WORD
+    x = (x ^ x >> 17) * 0xED5AD4BB & _WORD
+    x = (x ^ x >> 11) * 0xAC4C1B51 & _WORD
+    x = x ^ x >> 15
+    return x >= (int(p * (1 << 32)) if p < 1.0 else 1 << 32)
 
 
 def _mixed(x: Tensor) -> Tensor:
     """The last steps of SplitMix64, in 64 bits that wrap around."""
-    x = (x ^ _shifted(x, 30)) * (0xBF58476D1CE4E5B9 - (1 << 64))
-    x = (x ^ _shifted(x, 27)) * (0x94D049BB133111EB - (1 << 64))
+    x = (x ^ _shifted(x, 30)) * _signed(0xBF58476D1CE4E5B9)
+    x = (x ^ _shifted(x, 27)) * _signed(0x94D049BB133111EB)
     return x ^ _shifted(x, 31)
+
+
+def _signed(word: int) -> int:
+    """As the int64 of the same bits."""
+    return word - (1 << 64) if word >> 63 else word
 
 
 def _shifted(x: Tensor, bits: int) -> Tensor:
