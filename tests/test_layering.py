@@ -28,6 +28,7 @@ LAYERS = [
     "nn",
     "models",
     "library",
+    "parallel",
     "data",
     "report",
     "analysis",

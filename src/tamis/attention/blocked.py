@@ -81,7 +81,7 @@ def _outputs(walk: Walk, dropout: Factors, observer: Observer | None, kept: list
         if kept is not None:
             kept.append(weights)
         if dropout.p > 0.0:
-            weights = weights * dropout.of(weights, block.number)
+            weights = weights * block.factors(dropout, weights)
         block.multiply(block.by_group(weights), block.of_keys(value), out[block.index])
     return out
 
@@ -137,7 +137,7 @@ class _Attend(torch.autograd.Function):
             torch.bmm(d_out, block.of_keys(call.value).mT, out=block.by_group(d_weights))
             dropped = weights
             if dropout.p > 0.0:
-                factors = dropout.of(weights, block.number)
+                factors = block.factors(dropout, weights)
                 dropped = weights * factors
                 d_weights.mul_(factors)
             if d_value is not None:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from tamis.attention.call import Call
+from tamis.attention.dropout import Factors
 from tamis.attention.masks import take
 from tamis.attention.rules import BlockRule
 from tamis.transforms.solver import Power, Workspace, compute_dtype
@@ -167,6 +168,13 @@ class Block:
         """Zero what is masked, where the rule itself does not."""
         if self.masks.keep is not None and self.walk.rule.hidden == 0.0:
             self.four_d(rows).masked_fill_(~self.masks.keep, 0.0)
+
+    def factors(self, dropout: Factors, weights: Tensor) -> Tensor:
+        """What dropout multiplies weights (rows, keys) by."""
+        if dropout.part is None:
+            return dropout.of(weights, self.number)
+        starts = [index.start for index in (*self.index, self.keys)]
+        return dropout.of(self.four_d(weights), self.number, starts).view(weights.shape)
 
     def visible(self) -> Tensor:
         """True where a key is seen, -inf biases included; broadcastable to (b, h, q, keys)."""

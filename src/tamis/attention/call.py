@@ -29,11 +29,23 @@ class Options(TypedDict, total=False):
     cu_seqlens_k: Tensor | None
 
 
+class Part(NamedTuple):
+    """Which weights of a larger call these are: dropout then treats each as it would there."""
+
+    seed: int
+    """Of the larger call; no number is drawn."""
+    head: int = 0
+    """The first head, in the larger call."""
+    query: int = 0
+    """The first query there; keys begin at the same one."""
+
+
 class Dropout(NamedTuple):
     """The share of weights to drop, and where the one random number comes from: torch's own generator if None."""
 
     p: float = 0.0
     generator: torch.Generator | None = None
+    part: Part | None = None
 
 
 NO_DROPOUT = Dropout()

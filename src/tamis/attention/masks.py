@@ -210,7 +210,11 @@ def take(x: Tensor, dim: int, index: slice) -> Tensor:
 
 def segments_of(cu_seqlens: Tensor, total: int) -> tuple[Tensor, Tensor]:
     """The segment of each packed token and its index within it, (total,).  Tokens past the end have segment -1."""
-    index = torch.arange(total, device=cu_seqlens.device)
+    return segments_at(cu_seqlens, torch.arange(total, device=cu_seqlens.device))
+
+
+def segments_at(cu_seqlens: Tensor, index: Tensor) -> tuple[Tensor, Tensor]:
+    """The same of the packed tokens at these places."""
     segment = torch.searchsorted(cu_seqlens, index, right=True) - 1
     start = cu_seqlens[segment.clamp(max=cu_seqlens.shape[0] - 1)]
     return torch.where(index < cu_seqlens[-1], segment, -1), index - start

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import difflib
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Self
 
@@ -17,6 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from tamis.attention.call import Call
+from tamis.attention.masks import take
 from tamis.transforms.entmax import alpha_gradient_rows, entmax_weights, vjp_rows
 from tamis.transforms.parameters import number, row_parameter, switch, values_known
 from tamis.transforms.solver import Power, Workspace, compute_dtype, solve_rows
@@ -50,9 +51,16 @@ class Rule:
         """How far below the largest of its row a score surely has weight 0, for all heads or (H,); None if never."""
         return None
 
+    def over_rows(self, change: Callable[[Tensor], Tensor]) -> Rule:
+        """The same rule with its tensors per row, each as one that broadcasts to (B, H, Lq, 1), changed.
+
+        A rule that holds such tensors must define it to work for some of the heads or queries of a call.
+        """
+        return self
+
     def of_heads(self, heads: slice) -> Rule:
         """The same rule for some of the heads."""
-        return self
+        return self.over_rows(lambda rows: take(rows, 1, heads))
 
 
 def bind(rule: Rule, call: Call) -> Rule:
@@ -117,8 +125,12 @@ class Entmax(Rule):
             return 1.0 / (self.alpha.double() - 1.0) if self.alpha.ndim <= 1 else None
         return 1.0 / (self.alpha - 1.0) if self.alpha > 1.0 else None
 
-    def of_heads(self, heads: slice) -> Entmax:
-        return Entmax(self.alpha[heads]) if isinstance(self.alpha, Tensor) and self.alpha.ndim else self
+    def over_rows(self, change: Callable[[Tensor], Tensor]) -> Entmax:
+        if not isinstance(self.alpha, Tensor) or self.alpha.ndim == 0:
+            return self
+        sizes = tuple(self.alpha.shape)
+        sizes = (1, *sizes, 1, 1) if len(sizes) == 1 else (1,) * (4 - len(sizes)) + sizes
+        return Entmax(change(self.alpha.reshape(sizes)))
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from tamis.attention.backend import Backend
 from tamis.attention.call import Call
+from tamis.attention.dropout import NO_PARTS
 from tamis.attention.rules import BoundSoftmax, Rule
 from tamis.transforms.parameters import values_known
 
@@ -63,6 +64,8 @@ def _structure(call: Call) -> str | None:
     visibility = call.visibility
     if call.dropout.generator is not None:
         return "it takes no generator"
+    if call.dropout.part is not None and call.dropout.p > 0.0:
+        return NO_PARTS
     if call.pages is not None:
         return "it takes no pages"
     for name in ("window", "alibi_slopes", "key_lengths", "cu_seqlens"):

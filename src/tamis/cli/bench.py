@@ -139,3 +139,15 @@ def bench_context(output: Path | None = None, length: int = 1 << 16, new: int = 
     from tamis.bench.context import run
 
     run(output, length=length, new=new, repeats=repeats)
+
+
+@command(bench, "parallel")
+def bench_parallel(output: Path | None = None, length: int = 4096, repeats: int = 5) -> None:
+    """Time and bytes of attention over sequences that 2 and 4 processes share, and what a 7B model would need.
+
+    The second table is computed, not measured.  With --output the numbers are also written there as parallel-cpu.json
+    or parallel-gpu.json.
+    """
+    from tamis.bench.parallel import run
+
+    run(output, length=length, repeats=repeats)

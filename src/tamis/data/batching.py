@@ -12,7 +12,7 @@ from bisect import bisect_left, bisect_right
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import Any, Generic, Self, TypeVar
+from typing import Any, ClassVar, Generic, Self, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -21,6 +21,7 @@ from torch import Tensor
 
 from tamis.data.corpus import ParallelCorpus
 from tamis.data.vocabulary import Vocabulary
+from tamis.parallel import ContextParallel
 
 POOL = 1 << 19  # pairs sorted by length together: enough that padding is small at any batch size
 
@@ -76,6 +77,12 @@ class Batch:
             own[:rows, : other.shape[1]].copy_(other, non_blocking=True)
         self.source[rows:] = self.source[:1]
         self.target[rows:] = self.target[:1]
+
+    length: ClassVar[int | None] = None  # there are two, and both are filled up with padding
+
+    def shared(self, context: ContextParallel) -> Batch:
+        """This process's tokens of all pairs."""
+        return self._map(lambda tensor: context.take(tensor, fill=self.pad_id))
 
     def _map(self, function: Callable[[Tensor], Tensor]) -> Batch:
         return replace(self, source=function(self.source), target=function(self.target), labels=function(self.labels))

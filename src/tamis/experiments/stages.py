@@ -59,6 +59,8 @@ MAY_CHANGE = {
         "device_tokens",
         "compile",
         "cuda_graphs",
+        "context_parallel",
+        "context",
     },
     "data": {"test", "gold", "folder"},
     "text": {"test", "folder"},
@@ -81,6 +83,7 @@ def train(experiment: Experiment, folder: Path, device: str | None = None, displ
     run = RunFolder(folder)
     with ExitStack() as stack:
         own = stack.enter_context(process(device))
+        own.alike(experiment.settings())
         display = display or Display(quiet=not own.leads)
         if own.leads:
             folder.mkdir(parents=True, exist_ok=True)

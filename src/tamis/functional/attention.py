@@ -12,6 +12,7 @@ from tamis.attention.dense import dense_scores, dense_weights
 from tamis.attention.rules import Activation, Entmax, Rule, Softmax, bind
 from tamis.attention.statistics import SparseWeights, Statistics
 from tamis.functional.backends import BackendChoice, choose, explain
+from tamis.functional.sharding import active, refuse_shards
 
 _ENTMAX15 = Entmax(1.5)
 
@@ -61,6 +62,11 @@ def attention(
     Returns:
         (B, H, Lq, Dv) in the dtype of `query`.  A query that sees no key gets zeros, and zero gradients.
     """
+    if (sharding := active()) is not None:
+        own = {"rule": rule, "generator": generator, "backend": backend}
+        return sharding.attention(
+            query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa, **own, **options
+        )
     call = check_call(
         query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa, generator=generator, **options
     )
@@ -237,6 +243,7 @@ def attention_weights(
 
     `value` and `dropout_p` are there to take the same arguments, and change nothing.
     """
+    refuse_shards("attention_weights")
     call = check_call(query, key, value, attn_mask, 0.0, is_causal, scale, enable_gqa, **options)
     return dense_weights(call, bind(rule, call))
 
@@ -254,6 +261,7 @@ def attention_scores(
 
     A score that an additive mask sets to -inf counts as hidden; one that is not a number does not.
     """
+    refuse_shards("attention_scores")
     call = check_call(query, key, None, attn_mask, 0.0, is_causal, scale, enable_gqa, **options)
     scores, keep = dense_scores(call)
     above = scores != float("-inf")
@@ -278,6 +286,7 @@ def sparse_attention_weights(
 
     No L x L array is ever in memory, unless the rule knows no other way.
     """
+    refuse_shards("sparse_attention_weights")
     if any(torch._C._functorch.is_batchedtensor(x) for x in (query, key)):
         raise ValueError("sparse_attention_weights has no fixed size, so vmap cannot stack it; pass the whole batch")
     call = check_call(query, key, value, attn_mask, 0.0, is_causal, scale, enable_gqa, **options)
@@ -300,6 +309,7 @@ def attention_statistics(
     **options: Unpack[Options],
 ) -> Statistics:
     """Support size, zero share, entropy, null share and mean distance per head, in memory linear in the length."""
+    refuse_shards("attention_statistics")
     call = check_call(query, key, value, attn_mask, 0.0, is_causal, scale, enable_gqa, **options)
     bound = bind(rule, call)
     return choose("statistics", call, bound, backend).statistics(call, bound)
@@ -321,6 +331,7 @@ def attention_with_statistics(
     **options: Unpack[Options],
 ) -> tuple[Tensor, Statistics]:
     """The output and, from the same pass, what :func:`attention_statistics` gives (of the weights before dropout)."""
+    refuse_shards("attention_with_statistics")
     call = check_call(
         query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa, generator=generator, **options
     )
@@ -358,4 +369,6 @@ def visible_counts(
     **options: Unpack[Options],
 ) -> Tensor:
     """How many keys each query sees, (B or 1, H or 1, Lq): the n of length-aware scales."""
+    if (sharding := active()) is not None:
+        return sharding.visible_counts(query, key, attn_mask, is_causal, enable_gqa, **options)
     return check_call(query, key, None, attn_mask, 0.0, is_causal, None, enable_gqa, **options).counts()

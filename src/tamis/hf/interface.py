@@ -19,6 +19,7 @@ from transformers.masking_utils import sdpa_mask
 # Not public, but all there is: GPT-2 does not tell its layers that the caller asked for weights.
 from transformers.utils.output_capturing import _active_collector
 
+from tamis.functional.sharding import active
 from tamis.hf.part import AttentionPart
 from tamis.hf.sites import PART
 from tamis.mechanisms import EntmaxAttention
@@ -44,7 +45,20 @@ def register() -> None:
     """Make the implementations known to transformers, each with its mask function.  Importing `tamis.hf` calls it."""
     for name in (BY_NAME, *NEEDS_PARAMETERS):
         AttentionInterface.register(name, functools.partial(attention_forward, implementation=name))
-        AttentionMaskInterface.register(name, sdpa_mask)
+        AttentionMaskInterface.register(name, mask_of_tokens)
+
+
+def mask_of_tokens(*sizes: Any, **options: Any) -> Tensor | None:
+    """`sdpa_mask`; where processes share sequences, None: transformers takes the places of tokens for packed texts."""
+    if active() is None:
+        return sdpa_mask(*sizes, **options)
+    given = [name for name in ("attention_mask", "local_size") if options.get(name) is not None]
+    if given or options.get("use_vmap"):
+        raise ValueError(
+            f"where processes share sequences, models of transformers take no padding, window or mask of their own, "
+            f"got {', '.join(given) or 'a mask function'}"
+        )
+    return None
 
 
 def attention_forward(

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from tamis.attention.backend import Backend
 from tamis.attention.call import Call, Dropout
+from tamis.attention.dropout import NO_PARTS
 from tamis.attention.rules import BoundActivation, BoundEntmax, Rule
 from tamis.attention.statistics import Statistics, row_statistics
 from tamis.kernels.attention import ops as attention
@@ -33,6 +34,8 @@ class Triton(Backend):
             return reason
         if max(call.query.shape[3], call.value.shape[3]) > MAX_HEAD_DIM:
             return f"head sizes go up to {MAX_HEAD_DIM}, got {call.query.shape[3]} and {call.value.shape[3]}"
+        if call.dropout.part is not None and call.dropout.p > 0.0:
+            return NO_PARTS
         for name, x in (("attn_mask", visibility.attn_mask), ("alibi_slopes", visibility.alibi_slopes)):
             if x is not None and x.requires_grad and torch.is_grad_enabled():
                 return f"{name} needs a gradient"
@@ -137,7 +140,7 @@ def _rule_arguments(rule: Rule, heads: int) -> tuple[str, Tensor | None, float, 
 
 def _seed(dropout: Dropout, device: torch.device) -> Tensor | None:
     """One number from the generator, on the device: nothing waits for it, and a captured graph draws it anew."""
-    p, generator = dropout
+    p, generator, _ = dropout
     if p == 0.0:
         return None
     source = device if generator is None else generator.device

@@ -7,6 +7,7 @@ import math
 import torch
 from torch import Tensor, nn
 
+from tamis.functional.sharding import active
 from tamis.mechanisms import build_mechanism
 from tamis.models.config import ModelConfig
 from tamis.nn.attention import Attention
@@ -67,6 +68,13 @@ def positions_of(mask: Tensor | None, start: int, length: int, like: Tensor) -> 
 
     `mask` (B, start + length) is False for padding.
     """
+    if (sharding := active()) is not None:
+        own = sharding.places(length, like.device)
+        return own if mask is None else _counted(sharding.whole(mask, 1))[:, own[0]]
     if mask is None:
         return (like.new_zeros(1, length).long().add(1).cumsum(-1) - 1) + start
-    return (mask.long().cumsum(-1) - 1).clamp(min=0)[:, start:]
+    return _counted(mask)[:, start:]
+
+
+def _counted(mask: Tensor) -> Tensor:
+    return (mask.long().cumsum(-1) - 1).clamp(min=0)

@@ -8,7 +8,8 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from tamis.attention.masks import segments_of
+from tamis.attention.masks import segments_at
+from tamis.functional.sharding import places, refuse_shards
 from tamis.mechanisms import Mechanism, SoftmaxAttention
 from tamis.nn.cache import AttentionCache
 from tamis.positions import NoPE, Position, position_rows
@@ -136,14 +137,14 @@ class Attention(nn.Module):
         if positions is not None:
             positions = position_rows(positions, x.shape[0], x.shape[1])
         if cache is not None:  # before anything is changed
+            refuse_shards("attention with a cache")
             cache.check(query[:, : self.num_kv_heads], query[:, : self.num_kv_heads])
         if memory is None:
             own = positions
             if own is None and (cache is not None or self.position.rotates):
-                start = cache.length if cache is not None else 0
-                own = torch.arange(start, start + x.shape[1], device=x.device)[None]
+                own = places(x.shape[1], cache.length if cache is not None else 0, x.device)
                 if (packed := options.get("cu_seqlens_q")) is not None:  # counted from 0 in each sequence
-                    own = segments_of(packed.long(), x.shape[1])[1][None]
+                    own = segments_at(packed.long(), own[0])[1][None]
             key = self._split(self.k_proj(x), self.num_kv_heads)
             if self.position.rotates and own is not None:
                 query, key = self.position.rotate(query, own), self.position.rotate(key, own)

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import atexit
 import os
+import sys
+import warnings
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
@@ -17,7 +20,10 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.nn.parallel import DistributedDataParallel
 
 from tamis.nn.layers import TransformerLayer
+from tamis.parallel import ContextParallel
 from tamis.settings import choose_device
+from tamis.training.guards import TrainingError
+from tamis.training.settings import TrainingConfig
 
 
 @dataclass(frozen=True)
@@ -27,6 +33,8 @@ class Process:
     rank: int
     world: int
     device: torch.device
+    per_row: int = 1
+    """Processes that share each sequence; `rank` and `world` are then those of such groups, for tasks."""
 
     @property
     def leads(self) -> bool:
@@ -42,6 +50,24 @@ class Process:
     def wait(self) -> None:
         if self.world > 1:
             dist.barrier()
+
+    def alike(self, settings: dict[str, Any]) -> None:
+        """Raise, in every process, unless all were given the same settings."""
+        if self.world == 1:
+            return
+        everybody: list[Any] = [None] * self.world
+        dist.all_gather_object(everybody, {name: repr(value) for name, value in settings.items()})
+        for rank, theirs in enumerate(everybody):
+            for name in sorted(everybody[0].keys() | theirs.keys()):
+                if theirs.get(name) != everybody[0].get(name):
+                    raise ValueError(
+                        f"all processes must be given one recipe, and process {rank} has {name} = {theirs.get(name)}, "
+                        f"but process 0 {everybody[0].get(name)}"
+                    )
+
+    def group_of(self, per_row: int) -> Process:
+        """The place of those that share its sequences among all such groups: tasks give each group rows of its own."""
+        return Process(self.rank // per_row, self.world // per_row, self.device, per_row)
 
     def agree(self, value: Any) -> Any:
         """What the leading process says."""
@@ -66,17 +92,67 @@ def process(device: str | None = None) -> Iterator[Process]:
     dist.init_process_group("nccl" if kind == "cuda" else "gloo")
     try:
         yield Process(dist.get_rank(), dist.get_world_size(), place)
+    except RuntimeError as error:
+        if not isinstance(error, dist.DistError) and not any(sign in str(error) for sign in _LOST):
+            raise
+        atexit.register(_leave)
+        raise TrainingError(
+            f"process {dist.get_rank()} of {dist.get_world_size()} lost another one, which was ended or does not "
+            f"answer: start all of them again, and they go on from the last checkpoint ({error})"
+        ) from error
     finally:
         dist.destroy_process_group()
 
 
-def spread(model: nn.Module, parallel: str, process: Process) -> nn.Module:
+def _leave() -> None:
+    """End at once: what was sent to a process that is gone would be waited for until its time-out, half an hour."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(1)
+
+
+_LOST = ("Connection closed by peer", "Connection reset by peer", "Broken pipe", "Timed out", "timed out")
+"""How gloo says that another process is gone."""
+
+
+def context_of(config: TrainingConfig, process: Process) -> ContextParallel | None:
+    """What shares sequences between processes; None where each has its own."""
+    per_row = config.context_parallel
+    if process.world % per_row:
+        raise TrainingError(
+            f"training.context_parallel = {per_row} does not divide the number of processes, {process.world}: start "
+            f"a multiple of it with torchrun --nproc-per-node"
+        )
+    if per_row == 1:
+        return None
+    mesh = init_device_mesh(
+        process.device.type, (process.world // per_row, per_row), mesh_dim_names=("data", "context")
+    )
+    return ContextParallel(mesh, config.context)
+
+
+@contextmanager
+def sharing(context: ContextParallel | None, part: Any) -> Iterator[Any]:
+    """What this process puts through the model of a part, within the context in which it does."""
+    if context is None:
+        yield part
+        return
+    with context.of_length(part.length) as own:
+        yield part.shared(own)
+
+
+def spread(model: nn.Module, config: TrainingConfig, process: Process) -> nn.Module:
     """The model to call: itself if alone, copies that add their gradients ("ddp"), or shards ("fsdp")."""
     if process.world == 1:
         return model
-    if parallel == "ddp":
+    if config.parallel == "ddp":
         devices = [process.device.index] if process.device.type == "cuda" else None
-        return DistributedDataParallel(model, device_ids=devices)
+        # After its first step DDP lays out what it sends anew, unless it looks for unused parameters.  In which order
+        # more than two numbers are added depends on the layout, so the first step of a run that goes on would differ.
+        fixed = process.world > 2 and (config.deterministic or devices is None)
+        if fixed:
+            warnings.filterwarnings("ignore", "find_unused_parameters=True was specified")
+        return DistributedDataParallel(model, device_ids=devices, find_unused_parameters=fixed)
     mesh = init_device_mesh(process.device.type, (process.world,))
     for module in model.modules():
         if isinstance(module, TransformerLayer):

@@ -17,7 +17,8 @@ def environment(process: Process) -> Environment:
     return {
         "torch": torch.__version__,
         "threads": torch.get_num_threads(),
-        "processes": process.world,
+        "processes": process.world * process.per_row,
+        "processes of a sequence": process.per_row,
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else device.type,
         "attention": attention_backends(query, query, query).chosen,
     }

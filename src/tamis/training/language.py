@@ -14,6 +14,7 @@ from tamis.data.batching import IGNORED
 from tamis.data.packing import PackedUpdates, Places, Row
 from tamis.data.passkey import PasskeyText
 from tamis.data.prepare import PreparedText, TextConfig
+from tamis.parallel import ContextParallel
 from tamis.training.distributed import Process
 from tamis.training.objective import Measured, Objective
 from tamis.training.protocol import Update
@@ -28,6 +29,14 @@ class PackedPart(Part):
     bounds: Tensor | None = None
     """Where documents and rows begin when all rows are put end to end, and the end, which may be repeated:
     (pieces + 1,).  None where each row is a piece of one document: nothing has to be kept apart then."""
+
+    @property
+    def length(self) -> int:
+        return self.inputs.shape[1] if self.bounds is None else self.inputs.numel()
+
+    def shared(self, context: ContextParallel) -> Self:
+        whole = self if self.bounds is None else replace(self, inputs=_flat(self.inputs), labels=_flat(self.labels))
+        return super(PackedPart, whole).shared(context)
 
     def room_shape(self) -> tuple[int, ...]:
         return (*self.inputs.shape, 0 if self.bounds is None else 1 << (len(self.bounds) - 1).bit_length())
@@ -48,6 +57,11 @@ class PackedPart(Part):
     def _map(self, function: Callable[[Tensor], Tensor]) -> Self:
         bounds = None if self.bounds is None else function(self.bounds)
         return replace(super()._map(function), bounds=bounds)
+
+
+def _flat(rows: Tensor) -> Tensor:
+    """All rows end to end, as one."""
+    return rows.view(1, -1)
 
 
 def pack(rows: Sequence[Row]) -> PackedPart:
@@ -120,7 +134,7 @@ class LanguageTask:
         """Logits and labels."""
         if part.bounds is None:
             return model(part.inputs), part.labels
-        return model(part.inputs.view(1, -1), cu_seqlens=part.bounds), part.labels.view(1, -1)
+        return model(_flat(part.inputs), cu_seqlens=part.bounds), _flat(part.labels)
 
     def _parts(self, rows: list[Row], process: Process) -> list[PackedPart]:
         chosen = split_rows(len(rows), self.text.length, self.config.device_tokens, process)

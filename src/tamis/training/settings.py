@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from tamis.parallel.context import WAYS
 from tamis.settings import (
     LARGEST_SEED,
     Config,
@@ -76,6 +77,11 @@ class TrainingConfig(Config):
     """On a GPU: resume to the bit, at some cost.  A CPU does so always."""
     parallel: str = "ddp"
     """Under torchrun: "ddp", or "fsdp" to shard weights, gradients and optimiser too."""
+    context_parallel: int = 1
+    """Under torchrun: processes that share each sequence, each holding some of its tokens; 2 of 8 processes leave 4
+    that have rows of their own."""
+    context: str = "auto"
+    """How those attend to each other's tokens: "heads", "keys", or "auto" for the one that sends less."""
 
     checkpoint_every: int = 1000
     """Steps from one validation and checkpoint to the next."""
@@ -100,7 +106,9 @@ class TrainingConfig(Config):
     def __post_init__(self) -> None:
         object.__setattr__(self, "betas", _betas(self.betas))
         object.__setattr__(self, "loggers", _specs(self.loggers))
-        at_least(self, 1, "steps", "batch_tokens", "checkpoint_every", "keep", "average", "log_every")
+        at_least(
+            self, 1, "steps", "batch_tokens", "checkpoint_every", "keep", "average", "log_every", "context_parallel"
+        )
         at_least(self, 0, "warmup")
         at_least(self, 0, "seed", largest=LARGEST_SEED)
         optional_at_least(self, 1, "device_tokens", "patience")
@@ -115,6 +123,7 @@ class TrainingConfig(Config):
         choose("loss", self.loss, ("cross-entropy", "entmax"))
         choose("precision", self.precision, ("fp32", "bf16"))
         choose("parallel", self.parallel, ("ddp", "fsdp"))
+        choose("context", self.context, WAYS)
         if not 1.0 <= self.loss_alpha <= 2.0:
             raise ValueError(f"loss_alpha must lie in [1, 2], got {self.loss_alpha}")
         if self.eps < SMALLEST_EPS:

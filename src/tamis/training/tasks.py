@@ -18,6 +18,7 @@ from torch import Tensor
 
 from tamis.data.batching import IGNORED, ROOM_LENGTH, ROOM_ROWS, Position, rounded_up
 from tamis.data.tasks import SequenceTask, build_task, stream
+from tamis.parallel import ContextParallel
 from tamis.settings import Config, at_least
 from tamis.training.distributed import Process
 from tamis.training.objective import Measured, Objective
@@ -86,6 +87,15 @@ class Part:
 
     def pin(self) -> Self:
         return self._map(Tensor.pin_memory)
+
+    @property
+    def length(self) -> int:
+        """Tokens of each sequence that attention sees."""
+        return self.inputs.shape[1]
+
+    def shared(self, context: ContextParallel) -> Self:
+        """This process's tokens of all sequences."""
+        return replace(self, inputs=context.take(self.inputs), labels=context.take(self.labels, fill=IGNORED))
 
     def room_shape(self) -> tuple[int, ...]:
         rows, length = self.inputs.shape
@@ -189,7 +199,7 @@ class GeneratedTask:
 
 def split_rows(rows: int, length: int, device_tokens: int | None, process: Process) -> list[Tensor]:
     """Which of an update's rows this process takes, in as many parts as every other."""
-    most = max(1, (device_tokens or rows * length) // length)
+    most = max(1, (device_tokens * process.per_row if device_tokens else rows * length) // length)
     count = -(-rows // (most * process.world))
     return list(torch.arange(rows)[process.rank :: process.world].tensor_split(count))
 

@@ -65,7 +65,9 @@ class Trainer:
         self.model = model.to(process.device).train()
         if config.compile:
             self._compile_layers()
-        self.spread = distributed.spread(self.model, config.parallel, process)
+        self.context = distributed.context_of(config, process)
+        self.group = process.group_of(config.context_parallel)
+        self.spread = distributed.spread(self.model, config, process)
         self.graphs = self._graphs() if config.cuda_graphs else None
         self.optimizers = build_optimizers(self.model, config)
         self.ema = MovingAverage(self.model, config.ema) if config.ema else None
@@ -144,7 +146,7 @@ class Trainer:
         """Updates from a position on, made ready ahead of their time in another thread."""
         pin = self.process.device.type == "cuda"
         for after, indices in self.task.updates.iterate(position):
-            update = self.task.update(indices, self.process)
+            update = self.task.update(indices, self.group)
             yield after, Update(update.tokens, [part.pin() if pin else part for part in update.parts])
 
     def _update(self, update: Update, position: Position) -> None:
@@ -172,9 +174,11 @@ class Trainer:
 
     def _backward(self, part: Any, factor: float | Tensor) -> Tensor:
         """Add the gradients of a part's loss times a factor; returns the loss."""
-        with self._autocast():
-            loss = self.task.loss(self.spread, part.to(self.process.device, non_blocking=True))
-        (loss * factor).backward()
+        part = part.to(self.process.device, non_blocking=True)
+        with distributed.sharing(self.context, part) as own:
+            with self._autocast():
+                loss = self.task.loss(self.spread, own)
+            (loss * factor).backward()
         return loss.detach()
 
     def _compile_layers(self) -> None:
@@ -221,8 +225,10 @@ class Trainer:
         with self._averaged():
             sums = torch.zeros(3, dtype=torch.float64, device=self.process.device)
             with torch.no_grad(), self._autocast():
-                for part in self.task.validation(self.process):
-                    sums += torch.stack(self.task.measure(self.spread, part.to(self.process.device, non_blocking=True)))
+                for part in self.task.validation(self.group):
+                    part = part.to(self.process.device, non_blocking=True)
+                    with distributed.sharing(self.context, part) as own:
+                        sums += torch.stack(self.task.measure(self.spread, own))
             loss, correct, tokens = self.process.total(sums).tolist()
             record["valid_loss"] = loss / max(tokens, 1.0)
             if self.config.loss == "cross-entropy":
@@ -281,7 +287,7 @@ class Trainer:
                     "training": self.state.to_dict(),
                     "settings": self.config.to_dict(),
                     "data": self.task.fingerprint(),
-                    "environment": environment(self.process),
+                    "environment": environment(self.group),
                     "journal": self.recorder.journal.digest() if self.recorder.journal is not None else None,
                 },
             )
@@ -321,7 +327,7 @@ class Trainer:
             )
             return
         self.display.say(f"going on from step {number} in {self.folder}")
-        if changed := differences(found.get("environment", {}), environment(self.process)):
+        if changed := differences(found.get("environment", {}), environment(self.group)):
             self.display.say(f"not to the bit, because this is not where it ran before: {changed}")
 
     def _check_journal(self) -> None:

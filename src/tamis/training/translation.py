@@ -56,6 +56,7 @@ class TranslationTask:
         return self.train.fingerprint
 
     def _parts(self, corpus: ParallelCorpus, updates: Updates, indices: np.ndarray, process: Process) -> list[Batch]:
-        parts = split_batch(indices, updates.sizes, self.config.device_tokens, process.rank, process.world)
+        tokens = self.config.device_tokens and self.config.device_tokens * process.per_row
+        parts = split_batch(indices, updates.sizes, tokens, process.rank, process.world)
         vocabularies = self.prepared.source_vocabulary, self.prepared.target_vocabulary
         return [collate(corpus, part, *vocabularies) for part in parts]
