@@ -119,7 +119,7 @@ class Run:
         return max([*saved, *(record["step"] for record in self._records()[-1:])], default=0)
 
     def result(self) -> dict[str, Any]:
-        scores = self.folder / "lengths.json"
+        scores = self.folder / "evaluation.json"
         records = self._records()
         loss, seconds = (
             next((record[name] for record in reversed(records) if name in record), None)

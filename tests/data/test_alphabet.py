@@ -13,7 +13,7 @@ from tamis.decoding.alignment import words_of
 
 KFTT = Path("/work/shared/data/align-gold")
 GERMAN = ["Der alte Mann liest eine Zeitung.", "Über Größe läßt sich streiten: ja, nein, vielleicht!"]
-RUSSIAN = ["Старик читает газету.", "О вкусах не спорят."]
+RUSSIAN = ["Старик читает газету.", "Мы читаем книги."]
 
 
 def characters(count, start=0x4E00):

@@ -109,7 +109,7 @@ def runs(tmp_path_factory):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_what_stages_say_at_their_ends(runs, kind):
-    folder, said = runs[kind]
+    _, said = runs[kind]
     assert "parameters" in said
     assert "for the activations of" in said  # an estimate, before training
     for line in (

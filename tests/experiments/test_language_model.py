@@ -261,7 +261,7 @@ def test_figures_of_what_is_not_evaluated(run, tmp_path):
     plain = tmp_path / "plain"
     plain.mkdir()
     (plain / "config.toml").write_text((run / "config.toml").read_text())
-    with pytest.raises(FileNotFoundError, match="tamis analyze .* `tamis evaluate"):
+    with pytest.raises(FileNotFoundError, match=r"tamis analyze .* `tamis evaluate"):
         plot([plain], tmp_path / "figures")
     with pytest.raises(ValueError, match="pdf, svg, png"):
         plot([run], tmp_path / "figures", "gif")
