@@ -263,9 +263,9 @@ def dispersion(
     Writes dispersion.json into each run, and one picture of all.
     """
     from tamis.config import read_settings
-    from tamis.evaluation.dispersion import plot_dispersion
     from tamis.language_runs import is_language, language_dispersion
-    from tamis.report.plots import check_figure
+    from tamis.report.drawing import check_figure
+    from tamis.report.lengths import plot_dispersion
     from tamis.task_runs import is_task, task_dispersion
 
     check_figure(output)

@@ -38,13 +38,14 @@ from tamis.data.prepare import PreparedText, TextConfig, VocabularyConfig, prepa
 from tamis.decoding.generator import TextGenerator, check_method
 from tamis.decoding.settings import DecodingConfig
 from tamis.evaluation.dispersion import DispersionConfig, write_dispersion
-from tamis.evaluation.language import LanguageConfig, draw_language, score_passkeys, score_perplexity, spans
+from tamis.evaluation.language import LanguageConfig, score_passkeys, score_perplexity, spans
 from tamis.files import write_json
 from tamis.mechanisms.registry import read_mechanism
 from tamis.models.causal_lm import CausalLM, CausalLMConfig
 from tamis.models.pretrained import PretrainedModel
 from tamis.nn.modes import evaluating
-from tamis.report.plots import check_format
+from tamis.report.drawing import check_format
+from tamis.report.lengths import draw_language
 from tamis.runs import EVALUATION, OBSERVED_TOKENS, density_record
 from tamis.settings import Config, strings
 from tamis.training.distributed import Process

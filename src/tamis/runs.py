@@ -29,6 +29,7 @@ from tamis.analysis.importance import HeadImportance, head_importance
 from tamis.analysis.learned import alpha_trajectories
 from tamis.analysis.metrics import AttentionMetrics
 from tamis.analysis.nulls import null_signal
+from tamis.analysis.shown import shown_sentences
 from tamis.analysis.tokens import Sentences
 from tamis.config import SITES, Recipe, model_settings, read_recipe
 from tamis.data.batching import Batch, Updates, collate, split_batch, spread
@@ -357,7 +358,7 @@ def _analysed(folder: Path, name: str) -> ReportRun:
     return ReportRun(
         name=name,
         analysis=json.loads((folder / ANALYSIS).read_text()),
-        arrays={key: array.numpy() for key, array in read_arrays(folder / ARRAYS).items()},
+        shown=shown_sentences(read_arrays(folder / ARRAYS)),
         evaluation=json.loads(evaluation.read_text()) if evaluation.is_file() else {},
         records=list(read_journal(folder / METRICS)) if (folder / METRICS).is_file() else (),
         mechanism=_mechanism(read_recipe(folder / RECIPE)) if (folder / RECIPE).is_file() else None,

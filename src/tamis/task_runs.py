@@ -35,13 +35,13 @@ from tamis.evaluation.lengths import (
     LengthsConfig,
     LengthScore,
     Scores,
-    draw_lengths,
     score_length,
     score_lengths,
 )
 from tamis.files import standing, write_json
 from tamis.mechanisms.registry import read_mechanism
 from tamis.models.causal_lm import CausalLM, CausalLMConfig
+from tamis.report.lengths import draw_lengths
 from tamis.settings import Config, choose_device, strings
 from tamis.training.distributed import Process
 from tamis.training.journal import Display

@@ -9,8 +9,7 @@ import pytest
 from analysis.cases import batches, seq2seq
 from report import cases
 from report.browser import MISSING, browsing
-from tamis.analysis import show
-from tamis.report import content, page
+from tamis.report import content, page, show
 
 pytestmark = pytest.mark.skipif(MISSING is not None, reason=str(MISSING))
 
@@ -378,9 +377,9 @@ def test_a_role_that_the_data_cannot_show_says_so(browser, tmp_path):
     overview_of(browser, tmp_path, [silent, unknown])
     cells = browser.run(
         "return [...document.querySelectorAll('table.named tbody tr')].map((row) =>"
-        " [...row.querySelectorAll('td')].map((cell) => cell.textContent))"
+        " [row.querySelector('strong').textContent, ...[...row.querySelectorAll('td')].map((cell) => cell.textContent)])"
     )
-    found = {row[0].split("weight")[0]: row[1:] for row in cells}
+    found = {row[0]: row[2:] for row in cells}
     assert found["interrogation"] == ["no question in the data", "\u2013"]
     assert found["subword merging"] == ["no word is split in the data", "\u2013"]
     assert browser.complaints() == []

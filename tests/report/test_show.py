@@ -7,7 +7,8 @@ import re
 import pytest
 
 from analysis.cases import batches, causal_lm, seq2seq, tokens
-from tamis.analysis import Sentences, analyze, show
+from tamis.analysis import Sentences, analyze
+from tamis.report import show
 
 
 def content_of(explorer):

@@ -2,5 +2,6 @@
 
 from tamis.report.content import ReportRun, content
 from tamis.report.page import page
+from tamis.report.show import Explorer, show
 
-__all__ = ["ReportRun", "content", "page"]
+__all__ = ["Explorer", "ReportRun", "content", "page", "show"]

@@ -7,12 +7,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
+import torch
 
-from tamis.report.packing import Array, pack
+from tamis.analysis.figures import page_columns
+from tamis.analysis.shown import ShownSentence
+from tamis.functional import SparseWeights
+from tamis.report.drawing import SPACES
+from tamis.report.packing import pack
 
-SPACES = ("\u2581", "\u0120")
-"""What stands for a space before a word, in SentencePiece and in byte-level vocabularies."""
 FROM_ANALYSIS = (
     "sentences", "data", "offsets", "density_bins", "thresholds", "summary", "density_histograms", "alphas",
     "trajectories", "named_heads", "sites", "support_by_length", "scales", "importance", "alignment", "null_signal",
@@ -26,8 +28,8 @@ class ReportRun:
     name: str
     analysis: Mapping[str, Any]
     """As in analysis.json, with the `tokens` of the sentences to be shown."""
-    arrays: Mapping[str, Array] = field(default_factory=dict)
-    """As in analysis.npz."""
+    shown: Mapping[int, ShownSentence] = field(default_factory=dict)
+    """The weights of those sentences, as `tamis.analysis.shown_sentences` reads them from analysis.npz."""
     evaluation: Mapping[str, Any] = field(default_factory=dict)
     """As in evaluation.json."""
     records: Sequence[Mapping[str, Any]] = ()
@@ -38,46 +40,13 @@ class ReportRun:
         """Those to be shown, by their numbers."""
         tokens = self.analysis.get("tokens", {})
         return [
-            Sentence(int(number), list(tokens[number]["source"]), list(tokens[number]["target"]), self._weights(number))
-            for number in sorted(tokens, key=int)
+            Sentence(int(number), list(named["source"]), list(named["target"]), self._weights(int(number)))
+            for number, named in sorted(tokens.items(), key=lambda item: int(item[0]))
         ]
 
-    def _weights(self, number: str) -> dict[str, SiteWeights]:
-        prefix = f"shown/{number}/"
-        sites = [name for name in self.analysis["sites"] if f"{prefix}{name}/crow" in self.arrays]
-        return {site: SiteWeights(*self._parts(prefix + site)) for site in sites}
-
-    def _parts(self, prefix: str) -> list[Array]:
-        return [self.arrays[f"{prefix}/{part}"] for part in ("crow", "col", "val", "shape")]
-
-
-@dataclass(frozen=True)
-class SiteWeights:
-    """The non-zero weights of one attention layer on one sentence."""
-
-    crow: Array
-    col: Array
-    val: Array
-    sizes: Array
-    """1, heads, queries, keys."""
-
-    @property
-    def shape(self) -> tuple[int, int, int]:
-        _, heads, queries, keys = (int(size) for size in self.sizes)
-        return heads, queries, keys
-
-    def dense(self) -> Array:
-        """(H, Lq, Lk)"""
-        heads, queries, keys = self.shape
-        found = np.zeros((heads * queries, keys), np.float32)
-        found[np.repeat(np.arange(heads * queries), np.diff(self.crow)), self.col.astype(np.int64)] = self.val
-        return found.reshape(heads, queries, keys)
-
-    def looks_back(self) -> bool:
-        """Whether no query has a weight on a key after it."""
-        heads, queries, keys = self.shape
-        row = np.repeat(np.arange(heads * queries) % max(1, queries), np.diff(self.crow))
-        return queries == keys and bool((self.col <= row).all())
+    def _weights(self, number: int) -> dict[str, SparseWeights]:
+        weights = self.shown[number].weights if number in self.shown else {}
+        return {site: weights[site] for site in self.analysis["sites"] if site in weights}
 
 
 @dataclass(frozen=True)
@@ -87,7 +56,7 @@ class Sentence:
     number: int
     source: list[str]
     target: list[str]
-    weights: dict[str, SiteWeights]
+    weights: dict[str, SparseWeights]
 
     @property
     def text(self) -> tuple[str, str]:
@@ -107,7 +76,8 @@ def content(runs: Sequence[ReportRun], title: str = "Tamis report", *, overview:
         places = [known.setdefault((sentence.number, sentence.text), len(known)) for sentence in sentences]
         shown.append(_run(run, dict(zip(places, sentences, strict=True))))
     listed = [{"number": number, "source": source, "target": target} for number, (source, target) in known]
-    return _finite({"title": title, "overview": overview, "sentences": listed, "runs": shown})
+    columns = page_columns()
+    return _finite({"title": title, "overview": overview, "columns": columns, "sentences": listed, "runs": shown})
 
 
 def _run(run: ReportRun, sentences: Mapping[int, Sentence]) -> dict[str, Any]:
@@ -161,15 +131,19 @@ def _causal(run: ReportRun, sentences: Sequence[Sentence]) -> list[str]:
         site
         for site, figures in run.analysis["sites"].items()
         if figures["kind"] == "decoder"
-        and all(sentence.weights[site].looks_back() for sentence in sentences if site in sentence.weights)
+        and all(looks_back(sentence.weights[site]) for sentence in sentences if site in sentence.weights)
     ]
 
 
+def looks_back(weights: SparseWeights) -> bool:
+    """Whether no query has a weight on a key after it."""
+    _, heads, queries, keys = weights.shape
+    row = (torch.arange(heads * queries) % max(1, queries)).repeat_interleave(weights.crow.diff())
+    return queries == keys and bool((weights.col <= row).all())
+
+
 def _shown(sentence: Sentence) -> dict[str, Any]:
-    weights = {
-        site: {"shape": found.shape, "data": pack(found.crow, found.col, found.val)}
-        for site, found in sentence.weights.items()
-    }
+    weights = {site: {"shape": found.shape[1:], "data": pack(found)} for site, found in sentence.weights.items()}
     return {"source": sentence.source, "target": sentence.target, "weights": weights}
 
 

@@ -15,12 +15,15 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from tamis.functional import SparseWeights
+
 Array = npt.NDArray[Any]
 MOST_KEYS = 1 << 16
 
 
-def pack(crow: Array, col: Array, val: Array) -> str:
-    """From compressed rows: where each begins, the key of each weight, and the weights."""
+def pack(weights: SparseWeights) -> str:
+    """Of one sentence."""
+    crow, col, val = (part.numpy() for part in weights[:3])
     counts = np.diff(crow)
     gaps = np.diff(col.astype(np.int64), prepend=0)
     first = crow[:-1][counts > 0]

@@ -10,6 +10,8 @@ from collections.abc import Mapping
 from importlib.resources import files
 from typing import Any
 
+from tamis.report.palette import as_css, palette
+
 SCRIPTS = (
     "dom.js", "theme.js", "numbers.js", "data.js", "svg.js", "chart.js", "figures.js", "training.js", "sparsity.js",
     "roles.js", "tables.js", "named.js", "overview.js", "state.js", "matrix.js", "links.js", "heads.js", "rows.js",
@@ -26,7 +28,8 @@ def page(content: Mapping[str, Any]) -> str:
         "title": html.escape(str(content["title"])),
         "policy": f"default-src 'none'; script-src 'sha256-{digest}'; style-src 'unsafe-inline'; img-src blob: data:; "
         "base-uri 'none'; form-action 'none'",
-        "style": _asset("style.css"),
+        "style": f"{as_css()}\n{_asset('style.css')}",
+        "palette": embedded(palette()),
         "content": embedded(content),
         "script": script,
     }

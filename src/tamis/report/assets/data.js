@@ -26,30 +26,29 @@ Run.prototype.place = function (site) {
   return [this.sites[site].kind, this.layers[this.sites[site].kind].indexOf(site)];
 };
 
-// Every head with its figures, in the order of the model.
+// Every head, in the order of the model.  What was measured of it is asked for by `valueOf`.
 Run.prototype.everyHead = function () {
   return Object.entries(this.sites).flatMap(([site, figures]) =>
-    figures.density.map((density, head) => ({
+    figures.density.map((_, head) => ({
       run: this,
       site,
       head,
-      density,
       kind: figures.kind,
       layer: this.place(site)[1],
       alpha: this.alpha(site, head),
-      support: figures.support_size[head],
-      entropy: figures.normalised_entropy[head],
-      first: figures.first_token[head],
-      oneHot: figures.one_hot[head],
-      confidence: figures.confidence[head],
-      merging: figures.split_word_merging?.[head] ?? null,
-      paperMerging: figures.subword_merging?.[head] ?? null,
-      interrogation: figures.interrogation?.[head] ?? null,
-      nulls: figures.null_share[head],
       importance: this.importance?.change?.[site]?.[head] ?? null,
     })),
   );
 };
+
+// The value of a head in one of the columns that the content declares: of a figure, or of one of its places.
+function valueOf({ run, site, head }, { name, place }) {
+  const found = run.sites[site][name]?.[head];
+  return (place === undefined ? found : found?.[place]) ?? null;
+}
+
+const columnOf = (name) => content.columns.find((column) => column.name === name);
+const measured = (name) => (head) => valueOf(head, columnOf(name));
 
 // The tokens of the queries and of the keys of a kind of attention.
 Run.prototype.sides = function (sentence, kind) {

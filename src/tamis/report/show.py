@@ -6,16 +6,15 @@ import html
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch import nn
 
 from tamis.analysis.analyze import analyze
 from tamis.analysis.results import Analysis
 from tamis.analysis.tokens import Run, Sentences, run_model
-
-if TYPE_CHECKING:
-    from tamis.report import ReportRun
+from tamis.report.content import ReportRun, content
+from tamis.report.page import page
 
 Pieces = Callable[[list[int]], Sequence[str]]
 """Ids to the text of each, such as `Vocabulary.pieces` or a tokenizer's `convert_ids_to_tokens`."""
@@ -57,8 +56,6 @@ def show(
         run: for a model: how it is called.
         height: of the frame, in pixels.
     """
-    from tamis.report import content, page  # late: it needs numpy, which the analyses do not
-
     if isinstance(what, nn.Module):
         if batches is None:
             raise ValueError("a model needs batches to be run on")
@@ -72,8 +69,6 @@ def show(
 
 
 def _run(name: str, found: Analysis, pieces: Pieces | tuple[Pieces, Pieces] | None) -> ReportRun:
-    from tamis.report import ReportRun
-
     source, target = pieces if isinstance(pieces, tuple) else (pieces or _numerals, pieces or _numerals)
     tokens: dict[str, Any] = {
         str(number): {
@@ -82,8 +77,7 @@ def _run(name: str, found: Analysis, pieces: Pieces | tuple[Pieces, Pieces] | No
         }
         for number, sentence in found.shown.items()
     }
-    arrays = {key: array.numpy() for key, array in found.arrays().items()}
-    return ReportRun(name=name, analysis={**found.to_dict(), "tokens": tokens}, arrays=arrays)
+    return ReportRun(name=name, analysis={**found.to_dict(), "tokens": tokens}, shown=found.shown)
 
 
 def _numerals(ids: list[int]) -> list[str]:
