@@ -18,11 +18,11 @@ help:  ## show this
 $(VENV)/.user: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(PIP) $(TORCH)
-	$(PIP) --editable '.[train,plots]'
+	$(PIP) --editable '.[train,plots,explore]'
 	touch $@
 
 $(VENV)/.dev: $(VENV)/.user
-	$(PIP) --editable '.[train,plots,dev]'
+	$(PIP) --editable '.[train,plots,explore,dev]'
 	touch $@
 
 demo: $(VENV)/.user  ## the whole story in pictures and a table, written to demo/

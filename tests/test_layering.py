@@ -46,7 +46,7 @@ ALLOWED_THIRD_PARTY = {
     "kernels": {"torch", "triton"},
     "models": {"torch", "safetensors"},
     "data": {"torch", "numpy", "sentencepiece"},
-    "report": {"torch", "numpy", "matplotlib"},
+    "report": {"torch", "numpy", "matplotlib", "starlette", "transformers", "uvicorn"},
     "analysis": {"torch", "numpy"},
     "hf": {"torch", "safetensors", "transformers"},
     "evaluation": {"torch", "numpy", "sacrebleu"},

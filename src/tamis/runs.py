@@ -30,7 +30,7 @@ from tamis.analysis.learned import alpha_trajectories
 from tamis.analysis.metrics import AttentionMetrics
 from tamis.analysis.nulls import null_signal
 from tamis.analysis.shown import shown_sentences
-from tamis.analysis.tokens import Sentences
+from tamis.analysis.tokens import Sentences, named_tokens
 from tamis.config import SITES, Recipe, model_settings, read_recipe
 from tamis.data.batching import Batch, Updates, collate, split_batch, spread
 from tamis.data.corpus import Limits, ParallelCorpus, build_corpus
@@ -224,8 +224,9 @@ def analyze_run(
     recipe = read_recipe(folder / RECIPE)
     loaded = Translator.load(folder, device)
     text = recipe.data.valid if data is None else data
+    pairs = whole_text(text, recipe)
     with tempfile.TemporaryDirectory() as scratch:
-        batches, sample = _batches(loaded, whole_text(text, recipe), Path(scratch))
+        batches, sample = _batches(loaded, pairs, Path(scratch))
     grammar = isinstance(text, str) and text.startswith("grammar:")
     languages = ("en", "de") if grammar else (recipe.data.source_language, recipe.data.target_language)
 
@@ -238,8 +239,8 @@ def analyze_run(
     result: dict[str, Any] = {"name": recipe.name, "data": text, **found.to_dict()}
     result["tokens"] = {
         str(number): {
-            "source": loaded.source_vocabulary.pieces(sentence.source.tolist()) if sentence.source is not None else [],
-            "target": loaded.target_vocabulary.pieces(sentence.target.tolist()),
+            **named_tokens(loaded.source_vocabulary, "source", sentence.source, pairs[number].source),
+            **named_tokens(loaded.target_vocabulary, "target", sentence.target, pairs[number].target),
         }
         for number, sentence in found.shown.items()
     }

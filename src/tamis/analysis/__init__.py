@@ -3,7 +3,7 @@
 from typing import Never
 
 from tamis.analysis.analyze import analyze
-from tamis.analysis.capture import Captured, Consumer, InputConsumer, capture
+from tamis.analysis.capture import Captured, Consumer, InputConsumer, capture, capture_sparse
 from tamis.analysis.figures import FIGURES, Figure
 from tamis.analysis.files import read_arrays, write_arrays
 from tamis.analysis.heads import (
@@ -17,6 +17,7 @@ from tamis.analysis.heads import (
 )
 from tamis.analysis.histograms import SIZES, density_histogram, quantiles, support_by_length, support_histogram
 from tamis.analysis.importance import HeadImportance, head_importance, silenced
+from tamis.analysis.intervention import altered
 from tamis.analysis.learned import AlphaTrajectories, alpha_histograms, alpha_trajectories, learned_alphas
 from tamis.analysis.metrics import (
     AttentionMetrics,
@@ -59,10 +60,12 @@ __all__ = [
     "Tokens",
     "alpha_histograms",
     "alpha_trajectories",
+    "altered",
     "analyze",
     "attention_sites",
     "auc",
     "capture",
+    "capture_sparse",
     "density",
     "density_histogram",
     "describe_tokens",

@@ -73,3 +73,14 @@ class PretrainedModel(nn.Module):
 
     def num_parameters(self) -> int:
         return sum(parameter.numel() for parameter in self.parameters())
+
+
+def saved_class(folder: Path) -> str:
+    """The name of the class that a folder was saved by; "" if config.json does not say."""
+    if not (folder / CONFIG).is_file():
+        raise FileNotFoundError(f"{folder} holds no {CONFIG}: is it a folder that save_pretrained wrote?")
+    try:
+        values = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{folder / CONFIG} is not JSON: {error}") from error
+    return str(values.get("model", "")) if isinstance(values, dict) else ""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import PurePath
 from typing import Any
 
 import torch
@@ -12,11 +13,11 @@ import torch
 from tamis.analysis.figures import page_columns
 from tamis.analysis.shown import ShownSentence
 from tamis.functional import SparseWeights
-from tamis.report.drawing import SPACES
 from tamis.report.packing import pack
+from tamis.report.writing import Writing
 
 FROM_ANALYSIS = (
-    "sentences", "data", "offsets", "density_bins", "thresholds", "summary", "density_histograms", "alphas",
+    "sentences", "offsets", "density_bins", "thresholds", "summary", "density_histograms", "alphas",
     "trajectories", "named_heads", "sites", "support_by_length", "scales", "importance", "alignment", "null_signal",
 )  # fmt: skip
 
@@ -27,7 +28,7 @@ class ReportRun:
 
     name: str
     analysis: Mapping[str, Any]
-    """As in analysis.json, with the `tokens` of the sentences to be shown."""
+    """As in analysis.json, with the `tokens` of the sentences to be shown: pieces, or a `Writing` for each side."""
     shown: Mapping[int, ShownSentence] = field(default_factory=dict)
     """The weights of those sentences, as `tamis.analysis.shown_sentences` reads them from analysis.npz."""
     evaluation: Mapping[str, Any] = field(default_factory=dict)
@@ -40,7 +41,7 @@ class ReportRun:
         """Those to be shown, by their numbers."""
         tokens = self.analysis.get("tokens", {})
         return [
-            Sentence(int(number), list(named["source"]), list(named["target"]), self._weights(int(number)))
+            Sentence(int(number), _writing(named, "source"), _writing(named, "target"), self._weights(int(number)))
             for number, named in sorted(tokens.items(), key=lambda item: int(item[0]))
         ]
 
@@ -54,14 +55,31 @@ class Sentence:
     """One sentence of a run with its weights."""
 
     number: int
-    source: list[str]
-    target: list[str]
+    source: Writing
+    """Without tokens for a language model."""
+    target: Writing
     weights: dict[str, SparseWeights]
 
     @property
     def text(self) -> tuple[str, str]:
         """Both sides as one reads them, whatever pieces they were cut into."""
-        return _text(self.source), _text(self.target)
+        return self.source.text, self.target.text
+
+    @property
+    def size(self) -> int:
+        """How many weights are not zero."""
+        return sum(weights.val.numel() for weights in self.weights.values())
+
+    def to_dict(self) -> dict[str, Any]:
+        """With its weights if they are few enough to stand in a page."""
+        shown = self.weights if self.size <= MOST_WEIGHTS else {}
+        weights = {site: {"shape": found.shape[1:], "data": pack(found)} for site, found in shown.items()}
+        too_large = {} if shown or not self.weights else {"too_large": self.size}
+        return {"source": self.source.to_dict(), "target": self.target.to_dict(), "weights": weights, **too_large}
+
+
+MOST_WEIGHTS = 8_000_000
+"""Of one sentence, in a page: about 20 MB.  For more there is `tamis explore`."""
 
 
 def content(runs: Sequence[ReportRun], title: str = "Tamis report", *, overview: bool = True) -> dict[str, Any]:
@@ -77,7 +95,7 @@ def content(runs: Sequence[ReportRun], title: str = "Tamis report", *, overview:
         shown.append(_run(run, dict(zip(places, sentences, strict=True))))
     listed = [{"number": number, "source": source, "target": target} for number, (source, target) in known]
     columns = page_columns()
-    return _finite({"title": title, "overview": overview, "columns": columns, "sentences": listed, "runs": shown})
+    return finite({"title": title, "overview": overview, "columns": columns, "sentences": listed, "runs": shown})
 
 
 def _run(run: ReportRun, sentences: Mapping[int, Sentence]) -> dict[str, Any]:
@@ -87,8 +105,9 @@ def _run(run: ReportRun, sentences: Mapping[int, Sentence]) -> dict[str, Any]:
         "figures": figures(run),
         "curves": curves(run.records),
         **{name: run.analysis[name] for name in FROM_ANALYSIS if name in run.analysis},
+        "data": names_of_data(run.analysis.get("data")),
         "causal": _causal(run, list(sentences.values())),
-        "shown": {str(place): _shown(sentence) for place, sentence in sentences.items()},
+        "shown": {str(place): sentence.to_dict() for place, sentence in sentences.items()},
     }
 
 
@@ -142,21 +161,20 @@ def looks_back(weights: SparseWeights) -> bool:
     return queries == keys and bool((weights.col <= row).all())
 
 
-def _shown(sentence: Sentence) -> dict[str, Any]:
-    weights = {site: {"shape": found.shape[1:], "data": pack(found)} for site, found in sentence.weights.items()}
-    return {"source": sentence.source, "target": sentence.target, "weights": weights}
+def names_of_data(data: Any) -> list[str]:
+    """What texts are called, without the folders they lie in: a page is sent to others."""
+    listed = data if isinstance(data, list | tuple) else [] if data is None else [data]
+    return [PurePath(str(name)).name if PurePath(str(name)).is_absolute() else str(name) for name in listed]
 
 
-def _text(pieces: Sequence[str]) -> str:
-    words = [piece for piece in pieces if piece not in ("<s>", "</s>")]
-    mark = next((mark for mark in SPACES if any(word.startswith(mark) for word in words)), None)
-    return " ".join(words) if mark is None else "".join(words).replace(mark, " ").strip()
+def _writing(named: Mapping[str, Any], side: str) -> Writing:
+    return named[side] if isinstance(named[side], Writing) else Writing.of_analysis(named, side)
 
 
-def _finite(value: Any) -> Any:
+def finite(value: Any) -> Any:
     """With null for what JSON has no number for."""
     if isinstance(value, Mapping):
-        return {str(key): _finite(item) for key, item in value.items()}
+        return {str(key): finite(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_finite(item) for item in value]
+        return [finite(item) for item in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -118,6 +118,9 @@ def heads(runs: Runs) -> Figure:
             _head_dots(panel, runs, kind, figure.name)
             _layer_axis(panel, runs, kind)
             panel.locator_params(axis="y", nbins=4, min_n_ticks=3)
+            if not any(len(line.get_xdata()) for line in panel.lines):
+                panel.set_yticks([])
+                panel.text(0.5, 0.5, "nothing to measure", ha="center", fontsize=7, transform=panel.transAxes)
             panel.set_title(KINDS[kind] if figure is shown[0] else "", fontsize=9)
         row[0].set_ylabel(figure.title, fontsize=8)
     made.supxlabel("layer, its heads sorted", fontsize=9)
@@ -318,13 +321,11 @@ def _telling(run: ReportRun) -> tuple[str, Any, list[str], list[str], bool] | No
     sentences = [sentence for sentence in run.sentences() if sentence.weights]
     if not sentences:
         return None
-    sentence = min(sentences, key=lambda one: abs(len(one.target) - 12))
+    sentence = min(sentences, key=lambda one: abs(len(one.target.pieces) - 12))
     site = next((site for site in reversed(sentence.weights) if site.endswith("cross")), list(sentence.weights)[-1])
     kind = run.analysis["sites"][site]["kind"]
-    source = sentence.source or sentence.target
-    queries, keys = (
-        (source if kind == "encoder" else sentence.target),
-        (sentence.target if kind == "decoder" else source),
-    )
+    target = sentence.target.labels()
+    source = sentence.source.labels() or target
+    queries, keys = (source if kind == "encoder" else target), (target if kind == "decoder" else source)
     weights = sentence.weights[site]
     return site, weights.to_dense()[0].numpy(), queries, keys, kind == "decoder" and looks_back(weights)

@@ -23,7 +23,10 @@ function ranked(run, role) {
   return scored.filter(({ score }) => score).sort((a, b) => b.score - a.score);
 }
 
+// Roles that a head of some run has, and what there is to say of the others.
 function namedHeads() {
+  const named = (run, role) => ranked(run, role).filter(({ score }) => score >= threshold(run, role));
+  const held = ROLES.filter((role) => runs.some((run) => named(run, role).length));
   const title = (role) => [
     el('strong', {}, role.role),
     el('small', {}, `${role.about}, at least ${percent(threshold(runs[0], role), 0)}`),
@@ -31,33 +34,35 @@ function namedHeads() {
   const csv = runs.flatMap((run) =>
     ROLES.flatMap((role) =>
       ranked(run, role).map(({ head: { kind, layer, head, alpha }, score }) => {
-        const named = score >= threshold(run, role) ? 1 : 0;
-        return [run.name, role.role, kind, layer, head, alpha, score, named];
+        return [run.name, role.role, kind, layer, head, alpha, score, score >= threshold(run, role) ? 1 : 0];
       }),
     ),
   );
+  const rows = held.map((role) => [title(role), ...runs.map((run) => namedCell(named(run, role)))]);
+  const others = ROLES.filter((role) => !held.includes(role));
   return card(
     {
       name: 'named-heads',
       title: 'Heads one can name',
-      caption:
-        'Heads whose score reaches the threshold of a role, best first, as type layer.head. ' +
-        'Where no head does, the nearest one is shown in grey.',
+      caption: 'Heads whose score reaches the threshold of a role, best first, as type layer.head.',
       rows: [['run', 'role', 'attention', 'layer', 'head', 'alpha', 'score', 'named'], ...csv],
     },
-    table(
-      'named',
-      [['role'], ...runs.map((run) => [[swatch(run), run.name]])],
-      ROLES.map((role) => [title(role), ...runs.map((run) => namedCell(run, role))]),
-    ),
+    [
+      rows.length ? table('named', [['role'], ...runs.map((run) => [[swatch(run), run.name]])], rows) : null,
+      others.length ? el('p', { class: 'soft nobody' }, 'Nobody is: ', others.map((role, place) => `${place ? '; ' : ''}${role.role} (${nearest(role)})`), '.') : null,
+    ],
   );
 }
 
-function namedCell(run, role) {
-  const all = ranked(run, role);
-  if (!all.length) return el('span', { class: 'far' }, whyNobody(run, role));
-  const named = all.filter(({ score }) => score >= threshold(run, role));
-  if (!named.length) return el('div', { class: 'far' }, scored(all[0]));
+// How near the best head comes to a role that nobody has.
+function nearest(role) {
+  const best = runs.flatMap((run) => ranked(run, role).slice(0, 1)).sort((a, b) => b.score - a.score)[0];
+  if (best) return `at most ${percent(best.score, 0)}`;
+  return runs.map((run) => whyNobody(run, role)).find((why) => why !== '\u2013') ?? 'not measured';
+}
+
+function namedCell(named) {
+  if (!named.length) return el('span', { class: 'far' }, '\u2013');
   const more = named.length - MOST_NAMED;
   return [
     named.slice(0, MOST_NAMED).map((found) => el('div', {}, scored(found))),

@@ -12,7 +12,7 @@ function table(name, columns, rows) {
     ),
   );
   const made = el('table', { class: name }, el('thead', {}, el('tr', {}, head)), el('tbody', {}, body));
-  return el('div', { class: 'scroll', tabindex: 0 }, made);
+  return el('div', { class: 'scroll', tabindex: 0, role: 'group', 'aria-label': `table: ${name}` }, made);
 }
 
 // A box of the run's colour.  Its name always stands beside it.

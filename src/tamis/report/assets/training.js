@@ -44,6 +44,14 @@ function trainingCurves() {
   );
 }
 
+// Which colour is which layer: all of a few, the ends and the middle of many.
+function layerEntries(run, colours) {
+  const layers = Math.max(...run.kinds.map((kind) => run.layers[kind].length));
+  const some = layers <= 8 ? Array.from({ length: layers }, (_, layer) => layer) : [0, layers >> 1, layers - 1];
+  const colour = (layer) => `rgb(${along(colours.layers, layer / Math.max(1, layers - 1)).join(' ')})`;
+  return some.map((layer) => ({ name: `layer ${layer}`, colour: colour(layer) }));
+}
+
 function alphaTrajectories() {
   const some = runs.filter((run) => run.trajectories?.steps?.length > 1 && Object.keys(run.trajectories.sites).length);
   return some.map((run) => {
@@ -74,6 +82,7 @@ function alphaTrajectories() {
         })),
         x: { label: 'step' },
         y: { domain: [1, 2] },
+        entries: layerEntries(run, colours),
       }),
       rows: [
         ['attention', 'layer', 'head', 'step', 'alpha'],
