@@ -33,9 +33,11 @@ test: $(VENV)/.dev  ## everything that is neither slow nor in need of a GPU
 	@command -v chromedriver >/dev/null || echo 'no chromedriver: tests of the report in a browser are skipped, see make browser'
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m 'not gpu and not slow' -n $(WORKERS) --dist loadfile
 
-browser:  ## Chromium and its driver for the tests of the report, where there is apt
+browser:  ## Chromium, its driver and axe for the tests of the report, where there are apt and npm
 	command -v chromedriver >/dev/null || { apt-get update -qq && \
 	DEBIAN_FRONTEND=noninteractive apt-get install -qq -y --no-install-recommends chromium chromium-driver >/dev/null; }
+	test -f node_modules/axe-core/axe.min.js || ! command -v npm >/dev/null || \
+	npm install --silent --no-save --no-package-lock --no-audit --no-fund axe-core@4.14.0
 
 slow: $(VENV)/.dev  ## the slow tests
 	$(BIN)/python -m pytest -m 'slow and not gpu'

@@ -61,14 +61,15 @@ def dense(run: ReportRun, number: int, site: str) -> np.ndarray:
 def unpack(text: str, rows: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Back from what `pack` made, as the page does it: where rows begin, keys, weights."""
     data = np.frombuffer(zlib.decompress(base64.b64decode(text)), np.uint8)
-    counts = data[: 2 * rows].view("<u2").astype(np.int64)
+    width = int(data[:4].view("<u4")[0])
+    counts = data[4 : 4 + width * rows].view(f"<u{width}").astype(np.int64)
     crow = np.concatenate(([0], counts.cumsum()))
-    size = int(crow[-1])
-    gaps = data[2 * rows : 2 * rows + 2 * size].view("<u2").astype(np.int64)
+    size, at = int(crow[-1]), 4 + width * rows
+    gaps = data[at : at + width * size].view(f"<u{width}").astype(np.int64)
     total = gaps.cumsum()
     before = np.concatenate(([0], total))[crow[:-1]]
     value = np.zeros((size, 4), np.uint8)
-    value[:, 1:] = data[2 * rows + 2 * size :].reshape(3, size).T
+    value[:, 1:] = data[at + width * size :].reshape(3, size).T
     return crow, total - np.repeat(before, counts), value.view("<f4")[:, 0]
 
 

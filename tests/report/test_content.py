@@ -3,6 +3,7 @@
 import json
 import math
 import re
+import sys
 from dataclasses import replace
 
 import numpy as np
@@ -51,9 +52,28 @@ def test_a_weight_that_is_not_zero_stays_so():
     np.testing.assert_allclose(found[2:], val[2:], rtol=1.6e-5)
 
 
-def test_a_sentence_may_be_too_long_to_be_shown():
-    with pytest.raises(ValueError, match="65,535 tokens at most"):
-        packed(np.array([0, 1]), np.array([1 << 16]), np.ones(1, np.float32))
+def test_keys_beyond_two_bytes_take_four():
+    col = np.array([3, 1 << 16, (1 << 20) + 1])
+    _, found, _ = cases.unpack(packed(np.array([0, 3]), col, np.ones(3, np.float32)), 1)
+    np.testing.assert_array_equal(found, col)
+
+
+def test_what_is_too_large_says_so(monkeypatch):
+    monkeypatch.setattr(sys.modules["tamis.report.content"], "MOST_WEIGHTS", 100)
+    run = cases.three_runs()[0]
+    shown = content([run])["runs"][0]["shown"]["3"]
+    assert shown["weights"] == {}
+    assert shown["too_large"] == sum(weights.val.numel() for weights in run.shown[3].weights.values()) > 100
+
+
+def test_paths_of_a_machine_are_not_in_a_page():
+    run = cases.three_runs()[0]
+    data = ["/home/somebody/corpus/valid.de", "grammar:valid:500"]
+    text = page(content([replace(run, analysis={**run.analysis, "data": data})]))
+    assert "/home/somebody" not in text
+    assert content([replace(run, analysis={**run.analysis, "data": data})])["runs"][0]["data"] == [
+        "valid.de", "grammar:valid:500"
+    ]  # fmt: skip
 
 
 def test_weights_of_the_page_are_those_of_the_arrays():

@@ -106,6 +106,7 @@ def _run(run: ReportRun, sentences: Mapping[int, Sentence]) -> dict[str, Any]:
         "curves": curves(run.records),
         **{name: run.analysis[name] for name in FROM_ANALYSIS if name in run.analysis},
         "data": names_of_data(run.analysis.get("data")),
+        "lengths": by_length(run.evaluation),
         "causal": _causal(run, list(sentences.values())),
         "shown": {str(place): sentence.to_dict() for place, sentence in sentences.items()},
     }
@@ -127,6 +128,21 @@ def figures(run: ReportRun) -> dict[str, Any]:
         "tokens_per_second": last["tokens"] / last["seconds"] if last else None,
     }
     return {name: value for name, value in found.items() if value is not None}
+
+
+def by_length(evaluation: Mapping[str, Any]) -> dict[str, list[list[float]]]:
+    """(tokens, value) of what a language model scores at each length of its evaluation."""
+    found: dict[str, list[list[float]]] = {}
+    perplexity, passkeys = (evaluation.get(name) for name in ("perplexity", "passkeys"))
+    for row in perplexity if isinstance(perplexity, list) else ():
+        if row["mode"] == "full":
+            found.setdefault("perplexity", []).append([row["length"], row["perplexity"]])
+    hits: dict[int, list[float]] = {}
+    for row in passkeys if isinstance(passkeys, list) else ():
+        hits.setdefault(row["length"], []).append(row["accuracy"])
+    if hits:
+        found["passkeys"] = [[length, sum(shares) / len(shares)] for length, shares in sorted(hits.items())]
+    return found
 
 
 def _with_interval(best: Mapping[str, Any]) -> dict[str, float]:

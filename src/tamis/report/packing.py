@@ -3,7 +3,7 @@
     width | non-zeros of each row | gaps between the keys of a row | upper three bytes of each weight, byte by byte
 
 `width` is 2 or 4, the bytes of a count and of a gap, and takes 4 bytes itself.  Three bytes of an fp32 are exact to
-1.6e-5, which is more than a page can show, and the bytes that are alike stand next to one another, so that they compress.
+1.6e-5, which is more than a page can show, and bytes that are alike stand next to one another, so that they compress.
 """
 
 from __future__ import annotations

@@ -14,8 +14,8 @@ from tamis.report.palette import as_css, palette
 
 SCRIPTS = (
     "dom.js", "theme.js", "numbers.js", "data.js", "svg.js", "chart.js", "figures.js", "training.js", "sparsity.js",
-    "roles.js", "tables.js", "named.js", "overview.js", "state.js", "tiles.js", "matrix.js", "links.js", "heads.js", "rows.js",
-    "writing.js", "live.js", "explorer.js", "keyboard.js", "main.js",
+    "roles.js", "tables.js", "named.js", "overview.js", "state.js", "tiles.js", "matrix.js", "links.js", "heads.js",
+    "rows.js", "writing.js", "live.js", "explorer.js", "keyboard.js", "main.js",
 )  # fmt: skip
 """In the order in which they are put together."""
 

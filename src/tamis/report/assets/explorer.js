@@ -269,7 +269,8 @@ async function drawExplorer() {
   const views = await Promise.all(chosen.map((run) => (tooLarge(run, state.sentence) ? null : viewOf(run))));
   if (own !== drawing) return;
   pointedRow = null;
-  tellingRow = views[0] ? mostTelling(views[0]) : 0;
+  const seen = views.filter(Boolean);
+  tellingRow = seen.length ? mostTelling(seen) : 0;
   const made = await Promise.all(chosen.map((run, number) => panelOf(run, width, views[number])));
   if (own !== drawing) return;
   panels = made;

@@ -3,7 +3,7 @@
 const figuresShown = [];
 
 const SECTIONS = [
-  ['Training', () => [trainingCurves(), ...alphaTrajectories()]],
+  ['Training', () => [trainingCurves(), scoresByLength(), ...alphaTrajectories()]],
   [
     'How sparse',
     () => [

@@ -10,19 +10,24 @@ let tellingRow = 0;
 const chosenRow = (view) => Math.min(state.row ?? tellingRow, view.queries.length - 1);
 const shownRow = (view) => Math.min(pointedRow ?? chosenRow(view), view.queries.length - 1);
 
-// A row that is no mark such as <s>, has a choice, and puts most on one key of several.
-function mostTelling(view) {
+// A row that tells something in all pictures: no mark such as <s>, and most on one key of several.
+function mostTelling(views) {
+  const rows = Math.min(...views.map((view) => view.queries.length));
   let best = { row: 0, score: -1 };
-  for (let row = 0; row < view.queries.length; row++) {
-    const at = view.head * view.weights.queries + row;
-    const kept = view.weights.start[at + 1] - view.weights.start[at];
-    if (!kept) continue;
-    let largest = 0;
-    for (let k = view.weights.start[at]; k < view.weights.start[at + 1]; k++) largest = Math.max(largest, Math.abs(view.weights.value[k]));
-    const score = largest / view.weights.total[at] / (kept > 1 ? 1 : 4) / (isSpecial(view.queries[row]) ? 100 : 1);
+  for (let row = 0; row < rows; row++) {
+    const score = views.reduce((sum, view) => sum + telling(view, row), 0) / (isSpecial(views[0].queries[row]) ? 100 : 1);
     if (score > best.score) best = { row, score };
   }
   return best.row;
+}
+
+function telling({ weights, head }, row) {
+  const at = head * weights.queries + row;
+  const [from, to] = [weights.start[at], weights.start[at + 1]];
+  if (from === to) return -1;
+  let largest = 0;
+  for (let k = from; k < to; k++) largest = Math.max(largest, Math.abs(weights.value[k]));
+  return largest / weights.total[at] / (to - from > 1 ? 1 : 4);
 }
 
 function rowList(view) {

@@ -1,7 +1,8 @@
 """Who may ask: pages of this server alone, by the names of this machine alone.
 
 A page of another site that knows the port could send requests here (a browser does so for any page), or come by a name
-of its own that it lets point to 127.0.0.1 (DNS rebinding).  The first shows in Origin and Sec-Fetch-Site, the second in Host.
+of its own that it lets point to 127.0.0.1 (DNS rebinding).  The first shows in Origin and Sec-Fetch-Site, the
+second in Host.
 """
 
 from __future__ import annotations

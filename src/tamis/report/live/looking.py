@@ -185,7 +185,7 @@ def portrait(subject: Subject) -> dict[str, Any]:
     }
 
 
-class TookTooLong(ValueError):
+class TooLongError(ValueError):
     """A look ran out of time."""
 
 
@@ -195,7 +195,7 @@ def _in_time(model: nn.Module, deadline: float, seconds: float) -> Iterator[None
 
     def watch(*_: Any) -> None:
         if time.monotonic() > deadline:
-            raise TookTooLong(f"this took longer than {seconds:g} seconds: try a shorter text")
+            raise TooLongError(f"this took longer than {seconds:g} seconds: try a shorter text")
 
     handles = [attention.register_forward_pre_hook(watch) for attention in attention_sites(model).values()]
     try:

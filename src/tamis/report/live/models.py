@@ -20,7 +20,7 @@ VOCABULARIES = ("vocabulary.model", "source.model")
 
 
 def subject_of(what: Any, name: str, tokenizer: Any = None) -> Subject:
-    """A `Translator`, a `TextGenerator`, a `CausalLM` (whose tokens are typed as numbers) or a model of transformers."""
+    """Of a `Translator`, a `TextGenerator`, a `CausalLM` (tokens are typed as numbers) or a model of transformers."""
     if isinstance(what, Subject):
         return what
     if isinstance(what, Translator):

@@ -59,7 +59,7 @@ class Bounds:
     """Of weights that pages may still ask for."""
 
 
-class Refused(Exception):
+class RefusedError(Exception):
     """A request that gets no answer but a message."""
 
     def __init__(self, status: int, message: str) -> None:
@@ -81,7 +81,7 @@ class Desk:
     async def look(self, run: int, wish: Wish, gone: Callable[[], Awaitable[bool]]) -> dict[str, Any]:
         """The answer to a request; who has left meanwhile is not worked for."""
         if self._waiting > self.bounds.waiting:
-            raise Refused(503, "too many are asking at once: try again in a moment")
+            raise RefusedError(503, "too many are asking at once: try again in a moment")
         self._waiting += 1
         try:
             return await self._in_turn(run, wish, gone)
@@ -104,7 +104,7 @@ class Desk:
                 left.set()
         found = await job
         if found is None:
-            raise Refused(499, "nobody waits for this any more")
+            raise RefusedError(499, "nobody waits for this any more")
         name = self._keep(found[0])
         return {"id": name, "run": run, **found[1]}
 
@@ -112,7 +112,7 @@ class Desk:
         """Those of one layer of a look, as the page unpacks them."""
         seen = self._kept.get(name)
         if seen is None or site not in seen.weights:
-            raise Refused(410, "these weights are gone: ask again")
+            raise RefusedError(410, "these weights are gone: ask again")
         self._kept.move_to_end(name)
         return packed(seen.weights[site])
 
@@ -166,7 +166,7 @@ async def _bounded(request: Request, most: int) -> bytes:
     async for part in request.stream():
         body += part
         if len(body) > most:
-            raise Refused(413, f"a request may have {most:,} bytes")
+            raise RefusedError(413, f"a request may have {most:,} bytes")
     return bytes(body)
 
 
@@ -175,7 +175,7 @@ App = Callable[..., Awaitable[None]]
 
 def _explained(status: int) -> Callable[[Request, Exception], Awaitable[Response]]:
     async def explain(request: Request, error: Exception) -> Response:
-        return _message(error.status if isinstance(error, Refused) else status, str(error))
+        return _message(error.status if isinstance(error, RefusedError) else status, str(error))
 
     return explain
 
@@ -189,7 +189,7 @@ async def _went_wrong(request: Request, error: Exception) -> Response:
 
 
 EXPLAINED: dict[Any, Any] = {
-    Refused: _explained(400),
+    RefusedError: _explained(400),
     ValueError: _explained(400),
     TimeoutError: _too_slow,
     ClientDisconnect: _too_slow,
@@ -270,6 +270,7 @@ class LiveServer:
         self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             self._socket.bind(("127.0.0.1", port))
+            self._socket.listen(128)  # who comes before the server runs waits
         except OSError as error:
             self._socket.close()
             raise OSError(f"port {port} of this machine cannot be had: {error.strerror}; name another") from error
