@@ -364,7 +364,7 @@ def test_a_notebook_shows_the_explorer(browser, tmp_path):
     browser.until("return document.body.dataset.drawn")
     assert browser.run("return document.getElementById('tabs').children.length") == 0
     browser.run("document.querySelector('[aria-label=head] [data-value=\"1\"]').click()")
-    browser.until("return document.querySelector('.panel h3').textContent.endsWith('head 1')")
+    browser.until("return document.querySelector('.panel h2').textContent.endsWith('head 1')")
     assert browser.complaints() == []
 
 

@@ -26,6 +26,7 @@ from tamis.report.drawing import (
     save,
     weights_legend,
 )
+from tamis.report.fonts import fonts_for
 from tamis.report.palette import palette
 
 if TYPE_CHECKING:
@@ -42,13 +43,20 @@ def plot(runs: Runs, folder: Path, suffix: str = "pdf", dpi: int = DPI) -> list[
     """Draw every figure that the runs have numbers for, each into a file of its own."""
     check_format(suffix, dpi)
     written = []
-    for name, draw in FIGURES.items():
-        figure = draw(runs)
-        if figure is not None:
-            path = folder / f"{name}.{suffix}"
-            save(figure, path, dpi)
-            written.append(path)
+    with fonts_for(_texts(runs)):
+        for name, draw in FIGURES.items():
+            figure = draw(runs)
+            if figure is not None:
+                path = folder / f"{name}.{suffix}"
+                save(figure, path, dpi)
+                written.append(path)
     return written
+
+
+def _texts(runs: Runs) -> list[str]:
+    """All that pictures write of runs."""
+    told = [found for run in runs if (found := _telling(run)) is not None]
+    return [*(run.name for run in runs), *(piece for _, _, queries, keys, _ in told for piece in (*queries, *keys))]
 
 
 def alpha_histograms(runs: Runs) -> Figure | None:

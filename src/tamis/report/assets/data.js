@@ -166,6 +166,7 @@ function labelled({ pieces, segments }) {
   return pieces.map((piece, token) => {
     const text = own.get(token);
     if (text === undefined) return piece.replace(/^[\u2581\u0120]+/u, '') || '\u2423';
+    if (!text.trim()) return '\u2423';
     return joins.has(token) ? `\u00b7${text}` : text;
   });
 }

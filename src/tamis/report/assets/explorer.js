@@ -164,7 +164,7 @@ function picture(layers) {
   return whole;
 }
 
-const panelTitle = (run, text) => el('h3', {}, runs.length > 1 ? [swatch(run), `${run.name}: `] : null, text);
+const panelTitle = (run, text) => el('h2', { class: 'panel-title' }, runs.length > 1 ? [swatch(run), `${run.name}: `] : null, text);
 
 // One head: its facts, its weights, and the chosen row.
 function headPanel(view, width) {

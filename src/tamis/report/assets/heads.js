@@ -13,7 +13,7 @@ async function headsView(run, { sentence, kind }, width) {
     const heads = Array.from({ length: weights.heads }, (_, head) =>
       smallHead({ run, site, weights, head, layer, kind, causal: run.causal.includes(site) }, side),
     );
-    return el('div', { class: 'layer' }, el('h4', {}, `layer ${layer}`), el('div', { class: 'smalls' }, heads));
+    return el('div', { class: 'layer' }, el('h3', {}, `layer ${layer}`), el('div', { class: 'smalls' }, heads));
   });
   return el('div', {}, await Promise.all(rows));
 }
@@ -35,7 +35,7 @@ function smallHead(view, side) {
   const made = button(
     [
       canvas,
-      el('span', { class: 'name' }, text[0]),
+      el('span', { class: 'name' }, el('span', { class: 'unseen' }, `layer ${layer} `), text[0]),
       text.slice(1).map((fact) => el('small', {}, fact)),
       el('small', { class: 'role' }, roles.map(({ role }) => role).join(', ')),
     ],
@@ -43,7 +43,6 @@ function smallHead(view, side) {
     {
       class: 'small',
       'aria-current': String(layer === state.layer && head === state.head),
-      'aria-label': `layer ${layer}, ${text.join(', ')}`,
       'data-layer': layer,
       'data-head': head,
       'data-run': run.number,

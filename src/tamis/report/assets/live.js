@@ -155,7 +155,7 @@ function answerCard(run) {
     links.replaceChildren(...(shown.links ? [alignmentPicture(shown.links)] : []));
     links.hidden = !shown.links;
   };
-  const name = runs.length > 1 ? el('h3', {}, swatch(run), run.name) : null;
+  const name = runs.length > 1 ? el('h2', { class: 'panel-title' }, swatch(run), run.name) : null;
   const element = el('div', { class: 'card', 'data-run': run.number }, name, said, box, facts, chances, links, back);
   return { element, update };
 }

@@ -30,9 +30,11 @@ function layout({ queries, keys }, width, name) {
   const last = Math.ceil(widest(keys.slice(-3), largest) * Math.cos(SLANT)) + 4;
   const room = Math.max(80, width - left - last);
   const top = Math.ceil(widest(keys, largest) * Math.sin(SLANT)) + 16;
-  const high = Math.max(320, Math.min(760, innerHeight - 200));
+  // Two pictures fit the screen of a phone, one that of a desk.
+  const high = width < 500 ? Math.max(260, innerHeight / 2) : Math.max(320, Math.min(760, innerHeight - 200));
   // A few more cells than fit are worth a smaller cell; many more are worth a window.
-  const fit = Math.min(LARGEST_CELL, room / Math.max(1, keys.length));
+  const tallest = Math.max(LABELLED_CELL + 1, high / Math.max(1, queries.length));
+  const fit = Math.min(LARGEST_CELL, tallest, room / Math.max(1, keys.length));
   const all = fit >= 5 && fit * queries.length <= 2 * high;
   const whole = all ? Math.max(5, fit >= 10 ? Math.floor(fit) : fit) : Math.min(fit, high / Math.max(1, queries.length));
   const box = { left, top, width: 0, height: 0 };
