@@ -58,7 +58,7 @@ def named(run, tokens, weights=None, number=0):
     parts = torch.from_numpy(np.tile(col, 4)), torch.from_numpy(np.tile(weights[row, col], 4).astype(np.float32))
     sparse = SparseWeights(four, *parts, (1, 4, *weights.shape))
     ids = torch.zeros(1, dtype=torch.long)
-    shown = ShownSentence(target=ids, source=ids, weights={site: sparse for site in run.analysis["sites"]})
+    shown = ShownSentence(target=ids, source=ids, weights=dict.fromkeys(run.analysis["sites"], sparse))
     return replace(run, analysis=analysis, shown={number: shown})
 
 
@@ -80,7 +80,8 @@ def test_the_header_and_the_contents_stay(opened):
     browser.run("[...document.querySelectorAll('#contents button')].at(-2).click()")
     found = browser.run(
         "const top = (name) => document.querySelector(name).getBoundingClientRect().top;"
-        "return [scrollY, top('h1'), top('#contents'), top('#section-what-heads-do'), document.activeElement.textContent]"
+        "return [scrollY, top('h1'), top('#contents'), top('#section-what-heads-do'),"
+        " document.activeElement.textContent]"
     )
     assert found[0] > 1000
     assert 0 <= found[1] < found[2] < found[3] < 300
@@ -268,7 +269,8 @@ def test_everything_is_reached_by_keyboard(opened):
         browser.press("\ue004")
         name, outline = browser.run(
             "const one = document.activeElement;"
-            "return [one.getAttribute('aria-label') || one.textContent.slice(0, 40), getComputedStyle(one).outlineStyle]"
+            "return [one.getAttribute('aria-label') || one.textContent.slice(0, 40),"
+            " getComputedStyle(one).outlineStyle]"
         )
         seen.add(name)
         if name and name != "A report":

@@ -166,7 +166,7 @@ const logText = (value) => value.toFixed(2).replace('-', '\u2212');
 function scoreLines(run, shown) {
   if (!shown.chances.length) return [`${fixed(shown.seconds, 1)} s`];
   const one = `log-probability ${logText(shown.score)} over ${shown.chances.length} tokens, ${fixed(shown.seconds, 1)} s`;
-  const other = shown.own === shown.answer ? null : el('span', { class: 'line' }, 'by itself it writes: ', el('q', { dir: 'auto' }, shown.own));
+  const other = shown.own === null || shown.own === shown.answer ? null : el('span', { class: 'line' }, 'by itself it writes: ', el('q', { dir: 'auto' }, shown.own));
   if (!shown.before) return [one, other];
   const change = shown.score - shown.before.score;
   const times = Math.exp(change);
@@ -174,7 +174,7 @@ function scoreLines(run, shown) {
     one,
     other,
     el('span', { class: 'line changed' }, `the change makes this answer ${times >= 1 ? `${factor(times)} times likelier` : `${factor(1 / times)} times less likely`} (${logText(shown.before.score)} before)`),
-    shown.before.own === shown.own
+    shown.own === null || shown.before.own === shown.own
       ? el('span', { class: 'line' }, 'its own answer stays the same')
       : el('span', { class: 'line' }, 'before the change it wrote: ', el('q', { dir: 'auto' }, shown.before.own)),
   ];

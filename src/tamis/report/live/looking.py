@@ -26,6 +26,9 @@ from tamis.report.live.subjects import Forced, Subject
 
 ALIGNED = 512
 """Tokens up to which words are aligned."""
+SHORT = 1024
+"""Tokens up to which a model that is told what to write is also asked what it would write: of long texts that is the
+most expensive part."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,8 +63,8 @@ class Look:
 
     forced: Forced
     answer: str
-    own: str
-    """What the model writes by itself, changed as it is."""
+    own: str | None
+    """What the model writes by itself, changed as it is; None where it was not asked: see `SHORT`."""
     before: dict[str, Any] | None
     """Without the change: its own answer, and how likely the shown one is."""
     weights: dict[str, SparseWeights]
@@ -78,17 +81,19 @@ def look(subject: Subject, wish: Wish, limits: Limits | None = None) -> Look:
     limits = limits or Limits()
     began = time.monotonic()
     with _in_time(subject.model, began + limits.seconds, limits.seconds), evaluating(subject.model):
-        subject.check(*subject.encode(wish.text, ""), most=limits.tokens)
-        subject.check(*subject.encode(wish.text, wish.answer or ""), most=limits.tokens)
+        sides = subject.encode(wish.text, wish.answer or "")
+        subject.check(*sides, most=limits.tokens)
         with altered(subject.model, alphas=wish.alphas, silent=wish.silent):
-            own = subject.write(wish.text, limits.written)
-            answer = own if wish.answer is None else wish.answer
+            asked = wish.answer is None or max(len(side.ids) for side in sides if side) <= SHORT
+            own = subject.write(wish.text, limits.written) if asked else None
+            answer = wish.answer if wish.answer is not None else own or ""
             with capture_sparse(subject.model) as found:
                 seen = subject.force(wish.text, answer)
         before = None
         if wish.changed:
             unchanged = subject.force(wish.text, answer)
-            before = {"own": subject.write(wish.text, limits.written), "score": score_of(unchanged)}
+            written = subject.write(wish.text, limits.written) if asked else None
+            before = {"own": written, "score": score_of(unchanged)}
     return Look(
         forced=seen,
         answer=answer,
