@@ -1,4 +1,4 @@
-"""Fonts for the scripts of some texts: the default one knows Latin, Greek, Cyrillic, Hebrew and Arabic, but no Japanese."""
+"""Fonts for the scripts of some texts: the default one knows Latin, Greek, Cyrillic and Arabic, but no Japanese."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _log = logging.getLogger("tamis")
 
 DEFAULT = "DejaVu Sans"
 PREFERRED = ("noto", "source han", "ipa", "takao", "wenquanyi", "unifont", "droid", "arial unicode")
-"""Beginnings of the names of families that are made for text; others may have a glyph and be made for something else."""
+"""Beginnings of the names of families that are made for text; others with a glyph may be for something else."""
 
 
 @contextmanager

@@ -24,8 +24,8 @@ def tokenizer():
     from tokenizers.pre_tokenizers import Whitespace
     from transformers import PreTrainedTokenizerFast
 
-    words = {"<pad>": 0, "<s>": 1, "</s>": 2, **{word: 3 + k for k, word in enumerate(["a", "b", "c", "d", "e", "f", "g", "h"])}}
-    made = Tokenizer(WordLevel({**words, "<unk>": 20}, unk_token="<unk>"))
+    words = {word: number for number, word in enumerate(["<pad>", "<s>", "</s>", *"abcdefgh", "<unk>"])}
+    made = Tokenizer(WordLevel(words, unk_token="<unk>"))
     made.pre_tokenizer = Whitespace()
     return PreTrainedTokenizerFast(tokenizer_object=made, unk_token="<unk>", pad_token="<pad>", eos_token="</s>")
 

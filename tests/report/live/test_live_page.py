@@ -150,7 +150,9 @@ def test_a_language_model_continues(live):
 @pytest.mark.parametrize(
     "text",
     ["<img src=x onerror=window.harm=1>", "</script><script>window.harm=1</script>",
-     "\u05e9\u05dc\u05d5\u05dd \u202eabc\u202c x", "\U0001f469\u200d\U0001f680\U0001f1e9\U0001f1ea", "a\u2028b \ufeff\u200b c", "${1} {{content}} \\u003c"],
+     "\u05e9\u05dc\u05d5\u05dd \u202eabc\u202c x",
+     "\U0001f469\u200d\U0001f680\U0001f1e9\U0001f1ea", "a\u2028b \ufeff\u200b c",
+     "${1} {{content}} \\u003c"],
 )  # fmt: skip
 def test_hostile_text_is_shown_as_it_was_typed(live, text):
     browser = live()
