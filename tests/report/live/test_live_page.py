@@ -10,10 +10,11 @@ pytest.importorskip("uvicorn", reason="the live page needs pip install 'tamis[ex
 
 from report.browser import MISSING, browsing
 from report.live.models import generator, subjects, translator
+from report.live.test_server import asked
 from report.test_page import AXE, violations
 from tamis.report import explore
 from tamis.report.live.looking import Limits, Wish, look, score_of
-from tamis.report.live.server import LiveServer, application
+from tamis.report.live.server import Bounds, LiveServer, application
 
 pytestmark = pytest.mark.skipif(MISSING is not None, reason=str(MISSING))
 
@@ -189,8 +190,6 @@ def test_another_page_cannot_ask(browser, address):
 
 
 def test_ten_clients_type_at_once(live, address):
-    from report.live.test_server import asked
-
     server = SimpleNamespace(address=address)
     stop = threading.Event()
     failed = []
@@ -242,3 +241,17 @@ def test_a_notebook_opens_it(browser):
         browser.until("return document.body.dataset.ready")
         typed(browser, "a small dog")
         assert len(browser.run(ANSWERS)) == 1
+
+
+def test_weights_that_are_gone_are_said_to_be(browser):
+    bounds = Bounds(kept_bytes=1)
+    with LiveServer(application(subjects()[:1], bounds=bounds), bounds=bounds) as server:
+        browser.open(server.address)
+        browser.until("return document.body.dataset.ready")
+        typed(browser, TEXT)
+        body = {"run": 0, "text": "another reader"}
+        assert asked(server, body=body)[0] == 200
+        browser.run("document.querySelector('[aria-label=attention] [data-value=\"encoder\"]').click()")
+        browser.until(f"return {SAID}.includes('these weights are gone: ask again')")
+        typed(browser, TEXT)
+    assert all("410" in complaint for complaint in browser.complaints())

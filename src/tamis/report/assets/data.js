@@ -151,7 +151,13 @@ const LETTER = /[\p{L}\p{N}\p{M}]/u;
 
 // What tokens are called: the text as it was written, a dot before a piece that goes on with a word, and a mark for a
 // space alone.  Tokens without text of their own keep the name that their vocabulary has for them.
-function labelled({ pieces, segments }) {
+const labels = new WeakMap();
+function labelled(side) {
+  if (!labels.has(side)) labels.set(side, labelsOf(side));
+  return labels.get(side);
+}
+
+function labelsOf({ pieces, segments }) {
   const own = new Map();
   const joins = new Set();
   let before = '';

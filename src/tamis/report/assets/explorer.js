@@ -266,8 +266,13 @@ async function drawExplorer() {
   const chosen = [state.run, ...state.others].map((number) => runs[number]).filter((run) => state.sentence in run.shown);
   const across = place.clientWidth > 860 ? Math.min(chosen.length, place.clientWidth > 1400 ? 3 : 2) : 1;
   const width = Math.floor((place.clientWidth - 32 * (across - 1)) / across);
-  const views = await Promise.all(chosen.map((run) => (tooLarge(run, state.sentence) ? null : viewOf(run))));
-  if (own !== drawing) return;
+  const asked = Promise.all(chosen.map((run) => (tooLarge(run, state.sentence) ? null : viewOf(run))));
+  const views = await asked.catch((error) => {
+    if (!content.live) throw error;
+    if (own === drawing) lostWeights(error);
+    return null;
+  });
+  if (!views || own !== drawing) return;
   pointedRow = null;
   const seen = views.filter(Boolean);
   tellingRow = seen.length ? mostTelling(seen) : 0;

@@ -54,24 +54,35 @@ async function ask(run) {
   }
 }
 
-// A server that is busy is asked again, a little later each time.
 async function answerTo(body, signal) {
+  const headers = { 'Content-Type': 'application/json' };
+  return (await patiently('api/look', { method: 'POST', headers, body, signal })).json();
+}
+
+// A server that is busy is asked again, a little later each time.
+async function patiently(address, options = {}) {
   for (let tries = 1; ; tries++) {
-    const headers = { 'Content-Type': 'application/json' };
-    const response = await fetch('api/look', { method: 'POST', headers, body, signal }).catch((error) => {
+    const response = await fetch(address, options).catch((error) => {
       throw error.name === 'AbortError' ? error : new Error('the server does not answer: is it still running?');
     });
-    const found = await response.json();
-    if (response.ok) return found;
-    if (![429, 503].includes(response.status) || tries > 6) throw new Error(found.error);
+    if (response.ok) return response;
+    if (![429, 503].includes(response.status) || tries > 6) throw new Error((await response.json()).error);
     await new Promise((done) => setTimeout(done, 300 * 2 ** tries * (0.5 + Math.random())));
   }
 }
 
 async function fetchedWeights(shown, site) {
-  const response = await fetch(`api/weights/${shown.id}/${encodeURIComponent(site)}`);
-  if (!response.ok) throw new Error((await response.json()).error);
+  const response = await patiently(`api/weights/${shown.id}/${encodeURIComponent(site)}`);
   return unpack(shown.sites[site].shape, await inflated(response.body));
+}
+
+// What was seen is gone from the server, or it is gone itself: say so, and ask anew when the reader asks.
+function lostWeights(error) {
+  for (const number of [state.run, ...state.others]) {
+    const own = live.of.get(number);
+    own.asked = null;
+    say(own, error.message);
+  }
 }
 
 function say(own, text) {

@@ -13,6 +13,7 @@ from torch import Tensor
 from tamis import hf
 from tamis.analysis.sites import NamedSite
 from tamis.data.batching import IGNORED
+from tamis.hf.pretrained import class_of
 from tamis.report.live.codecs import Codec, Encoded, Numbers, Tokenizer
 from tamis.report.live.subjects import LOGITS, Forced, Subject, forced, next_tokens, prompt_of
 from tamis.settings import choose_device
@@ -29,20 +30,11 @@ def load(path: Path, name: str, device: str | None = None) -> HuggingFace:
     if isinstance(getattr(config, "tamis", None), dict):
         model = hf.from_pretrained(path, local_files_only=True)
     else:
-        model = _class_of(config).from_pretrained(path, **local)
+        model = class_of(config).from_pretrained(path, **local)
     files = ("tokenizer.json", "tokenizer_config.json", "vocab.json", "spiece.model", "source.spm", "vocab.txt")
     known = any((path / file).is_file() for file in files)
     tokenizer = AutoTokenizer.from_pretrained(path, **local) if known else None
     return HuggingFace(name, model.to(choose_device(device)).eval(), tokenizer)
-
-
-def _class_of(config: Any) -> Any:
-    import transformers
-
-    found = getattr(transformers, (config.architectures or [""])[0], None)
-    if found is None:
-        raise ValueError(f"transformers has no class of the saved architecture, {config.architectures}")
-    return found
 
 
 class HuggingFace(Subject):

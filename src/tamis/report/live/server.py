@@ -52,8 +52,8 @@ class Bounds:
     connections: int = 64
     waiting: int = 24
     """Looks that wait for the one that runs."""
-    per_second: float = 30.0
-    at_once: int = 90
+    per_second: float = 60.0
+    at_once: int = 240
     """Requests."""
     kept_bytes: int = 1 << 29
     """Of weights that pages may still ask for."""

@@ -152,7 +152,7 @@ def _appended(codec: Codec, before: Sequence[int], tokens: Sequence[int], text: 
     plain, whole = codec.decode(before), codec.decode([*before, *tokens])
     if whole.startswith(plain):
         added = whole[len(plain) :]
-        return added if text[-1:].isspace() or not added else added.lstrip() if not text else added
+        return added.lstrip() if text[-1:].isspace() else added
     return codec.decode(tokens)
 
 
