@@ -21,11 +21,11 @@ NATIVE := setup.py $(wildcard src/tamis/native/cpp/*)
 $(VENV)/.user: pyproject.toml constraints.txt $(NATIVE)
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(PIP) $(TORCH)
-	$(PIP) --editable '.[train,plots]'
+	$(PIP) --editable '.[train,plots,explore]'
 	touch $@
 
 $(VENV)/.dev: $(VENV)/.user
-	$(PIP) --editable '.[train,plots,dev,docs]'
+	$(PIP) --editable '.[train,plots,explore,dev,docs]'
 	touch $@
 
 demo: $(VENV)/.user  ## the whole story in pictures and a table, written to demo/
@@ -37,9 +37,11 @@ test: $(VENV)/.dev  ## the fast CPU tests (about 9 minutes on two cores)
 	@command -v chromedriver >/dev/null || echo 'no chromedriver: tests of the report in a browser are skipped, see make browser'
 	TAMIS_NATIVE=require OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m 'not gpu and not slow' -n $(WORKERS) --dist loadfile
 
-browser:  ## Chromium and its driver for the tests of the report, where there is apt
+browser:  ## Chromium, its driver and axe for the tests of the report, where there are apt and npm
 	command -v chromedriver >/dev/null || { apt-get update -qq && \
 	DEBIAN_FRONTEND=noninteractive apt-get install -qq -y --no-install-recommends chromium chromium-driver >/dev/null; }
+	test -f node_modules/axe-core/axe.min.js || ! command -v npm >/dev/null || \
+	npm install --silent --no-save --no-package-lock --no-audit --no-fund axe-core@4.14.0
 
 # Formulas are drawn by KaTeX, which the site brings along; npm has it.
 docs/static/katex/katex.min.js:

@@ -9,9 +9,10 @@ import torch
 from torch import Tensor, nn
 
 from analysis.cases import PAD, VOCAB, batch
-from tamis.analysis import Sentences, Tokens, analyze, capture, head_importance, learned_alphas, show, silenced
+from tamis.analysis import Sentences, Tokens, analyze, capture, head_importance, learned_alphas, silenced
 from tamis.mechanisms import build_mechanism
 from tamis.nn import MultiheadAttention
+from tamis.report import show
 
 WIDTH, HEADS = 16, 4
 

@@ -1,10 +1,8 @@
-import json
-
 import pytest
 import torch
 
 from tamis.analysis import capture, normalised_entropy, support_size
-from tamis.evaluation.dispersion import DispersionConfig, draw_dispersion, measure_dispersion, plot_dispersion
+from tamis.evaluation.dispersion import DispersionConfig, measure_dispersion
 from tamis.models import CausalLM, CausalLMConfig
 from tamis.nn.modes import evaluating
 
@@ -69,16 +67,6 @@ def test_softmax_has_no_horizon():
     assert {horizon for site in found.sites.values() for horizon in site.horizon} == {None}
 
 
-@pytest.mark.parametrize("position", ["nape", "rope"])
-def test_it_is_drawn(tmp_path, position):
-    rows = [measure_dispersion(built("asentmax", position), texts(1, n), n, 4).to_dict() for n in (8, 16)]
-    rows = json.loads(json.dumps(rows))
-    draw_dispersion({"one": [rows, rows], "other": [rows]}, tmp_path / "deep" / "spread.png")
-    assert (tmp_path / "deep" / "spread.png").stat().st_size > 1000
-    with pytest.raises(ValueError, match="pdf, svg, png"):
-        draw_dispersion({"one": [rows]}, tmp_path / "spread.gif")
-
-
 @pytest.mark.parametrize("settings", [{"lengths": [0]}, {"lengths": 5}, {"samples": 0}, {"queries": 0}, {"seed": -1}])
 def test_bad_settings(settings):
     with pytest.raises(ValueError, match=next(iter(settings))):
@@ -89,12 +77,3 @@ def test_bad_settings(settings):
 def test_models_in_half_precision(dtype):
     found = measure_dispersion(built("asentmax").to(dtype), texts(), 48, queries=4)
     assert sum(site.beyond for site in found.sites.values()) == 0
-
-
-def test_runs_on_different_texts_are_not_drawn_together(tmp_path):
-    for kind in ("text", "reverse"):
-        (tmp_path / kind).mkdir()
-        found = {"kind": kind, "mechanism": "softmax", "position": "nape", "lengths": []}
-        (tmp_path / kind / "dispersion.json").write_text(json.dumps(found))
-    with pytest.raises(ValueError, match="the same kind of text, got reverse and text"):
-        plot_dispersion([tmp_path / "text", tmp_path / "reverse"], tmp_path / "spread.png")

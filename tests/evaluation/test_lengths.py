@@ -9,7 +9,6 @@ from tamis.evaluation.lengths import (
     HEADING,
     LengthsConfig,
     LengthScore,
-    draw_lengths,
     lengths_table,
     score_lengths,
     write,
@@ -101,18 +100,6 @@ def test_batches_do_not_change_scores():
         for tokens in (1, 100, 100_000)
     ]
     assert found[0] == found[1] == found[2]
-
-
-def test_the_picture_has_a_line_for_each_mechanism(tmp_path):
-    run = [
-        LengthScore(multiple=m, length=8 * m, samples=9, exact_match=1 / m, token_accuracy=1.0, seconds=0.1)
-        for m in (1, 2, 4)
-    ]
-    draw_lengths({"softmax": [run], "asentmax": [run, run]}, tmp_path / "new" / "picture.svg", "reverse")
-    drawn = (tmp_path / "new" / "picture.svg").read_text()
-    assert all(f"<!-- {name} -->" in drawn for name in ("softmax", "asentmax", "reverse"))
-    with pytest.raises(ValueError, match="one of pdf, svg, png"):
-        draw_lengths({}, tmp_path / "x.gif")
 
 
 def test_the_table_has_means_and_what_they_are_of():

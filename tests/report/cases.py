@@ -11,7 +11,8 @@ import numpy as np
 import torch
 
 from analysis.cases import seq2seq, tokens
-from tamis.analysis import Sentences, analyze
+from tamis.analysis import Sentences, ShownSentence, analyze
+from tamis.functional import SparseWeights
 from tamis.report import ReportRun
 
 HOSTILE = (
@@ -47,28 +48,28 @@ def report_run(name: str, mechanism: Any) -> ReportRun:
     names = {str(k): {"source": _named("s", n), "target": _named("t", m)} for k, (n, m) in enumerate(LENGTHS)}
     names["0"] = dict(zip(("source", "target"), HOSTILE, strict=True))
     analysis = {**found.to_dict(), "data": "made up", "tokens": names, **_made_up(found)}
-    arrays = {key: array.numpy() for key, array in found.arrays().items()}
     return ReportRun(
-        name=name, analysis=analysis, arrays=arrays, evaluation=EVALUATION, records=RECORDS, mechanism=name
+        name=name, analysis=analysis, shown=found.shown, evaluation=EVALUATION, records=RECORDS, mechanism=name
     )
 
 
 def dense(run: ReportRun, number: int, site: str) -> np.ndarray:
-    """(H, Lq, Lk) as the .npz has it."""
-    return next(s for s in run.sentences() if s.number == number).weights[site].dense()
+    """(H, Lq, Lk) as the analysis has it."""
+    return next(s for s in run.sentences() if s.number == number).weights[site].to_dense()[0].numpy()
 
 
 def unpack(text: str, rows: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Back from what `pack` made, as the page does it: where rows begin, keys, weights."""
     data = np.frombuffer(zlib.decompress(base64.b64decode(text)), np.uint8)
-    counts = data[: 2 * rows].view("<u2").astype(np.int64)
+    width = int(data[:4].view("<u4")[0])
+    counts = data[4 : 4 + width * rows].view(f"<u{width}").astype(np.int64)
     crow = np.concatenate(([0], counts.cumsum()))
-    size = int(crow[-1])
-    gaps = data[2 * rows : 2 * rows + 2 * size].view("<u2").astype(np.int64)
+    size, at = int(crow[-1]), 4 + width * rows
+    gaps = data[at : at + width * size].view(f"<u{width}").astype(np.int64)
     total = gaps.cumsum()
     before = np.concatenate(([0], total))[crow[:-1]]
     value = np.zeros((size, 4), np.uint8)
-    value[:, 1:] = data[2 * rows + 2 * size :].reshape(3, size).T
+    value[:, 1:] = data[at + width * size :].reshape(3, size).T
     return crow, total - np.repeat(before, counts), value.view("<f4")[:, 0]
 
 
@@ -76,16 +77,17 @@ def long_run(length: int = 512, kept: int = 24) -> ReportRun:
     """One sentence of many tokens with so many random weights in each row."""
     run = report_run("long", "entmax")
     rng = np.random.default_rng(0)
-    arrays = dict(run.arrays)
+    weights = {}
     for site in run.analysis["sites"]:
         rows = 4 * length
         col = np.sort(rng.permuted(np.tile(np.arange(length), (rows, 1)), axis=1)[:, :kept], axis=1)
         val = rng.dirichlet(np.ones(kept), rows).astype(np.float32)
-        parts = {"crow": np.arange(rows + 1) * kept, "col": col.ravel(), "val": val.ravel()}
-        parts["shape"] = np.array([1, 4, length, length])
-        arrays |= {f"shown/1/{site}/{part}": array for part, array in parts.items()}
+        parts = (np.arange(rows + 1) * kept, col.ravel(), val.ravel())
+        weights[site] = SparseWeights(*map(torch.from_numpy, parts), (1, 4, length, length))
     named = {"1": {"source": _named("s", length), "target": _named("t", length)}}
-    return ReportRun(name="long", analysis={**run.analysis, "tokens": named}, arrays=arrays)
+    ids = torch.zeros(length, dtype=torch.long)
+    shown = {1: ShownSentence(source=ids, target=ids, weights=weights)}
+    return ReportRun(name="long", analysis={**run.analysis, "tokens": named}, shown=shown)
 
 
 def _named(side: str, length: int) -> list[str]:

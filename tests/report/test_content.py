@@ -3,18 +3,27 @@
 import json
 import math
 import re
+import sys
 from dataclasses import replace
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from report import cases
+from tamis.functional import SparseWeights
 from tamis.report import content, page
-from tamis.report.content import SiteWeights, curves, figures
+from tamis.report.content import curves, figures
 from tamis.report.packing import pack
 from tamis.report.page import SCRIPTS, embedded
+
+
+def packed(crow, col, val):
+    """Of one head and so many keys as it takes."""
+    parts = (torch.from_numpy(np.ascontiguousarray(part)) for part in (crow, col, val))
+    return pack(SparseWeights(*parts, (1, 1, len(crow) - 1, int(col.max(initial=0)) + 1)))
 
 
 def csr(weights):
@@ -29,7 +38,7 @@ def test_packed_weights_come_back(seed, rows, keys, share):
     rng = np.random.default_rng(seed)
     weights = (rng.standard_normal((rows, keys)) * (rng.random((rows, keys)) < share)).astype(np.float32)
     crow, col, val = csr(weights)
-    found = cases.unpack(pack(crow, col, val), rows)
+    found = cases.unpack(packed(crow, col, val), rows)
     np.testing.assert_array_equal(found[0], crow)
     np.testing.assert_array_equal(found[1], col)
     np.testing.assert_allclose(found[2], val, rtol=1.6e-5)
@@ -37,15 +46,34 @@ def test_packed_weights_come_back(seed, rows, keys, share):
 
 def test_a_weight_that_is_not_zero_stays_so():
     val = np.array([1e-45, -1e-45, 1e-38, 1.0, 25.7], np.float32)
-    _, _, found = cases.unpack(pack(np.array([0, 5]), np.arange(5), val), 1)
+    _, _, found = cases.unpack(packed(np.array([0, 5]), np.arange(5), val), 1)
     assert (found != 0).all()
     assert (np.sign(found) == np.sign(val)).all()
     np.testing.assert_allclose(found[2:], val[2:], rtol=1.6e-5)
 
 
-def test_a_sentence_may_be_too_long_to_be_shown():
-    with pytest.raises(ValueError, match="65,535 tokens at most"):
-        pack(np.array([0, 1]), np.array([1 << 16]), np.ones(1, np.float32))
+def test_keys_beyond_two_bytes_take_four():
+    col = np.array([3, 1 << 16, (1 << 20) + 1])
+    _, found, _ = cases.unpack(packed(np.array([0, 3]), col, np.ones(3, np.float32)), 1)
+    np.testing.assert_array_equal(found, col)
+
+
+def test_what_is_too_large_says_so(monkeypatch):
+    monkeypatch.setattr(sys.modules["tamis.report.content"], "MOST_WEIGHTS", 100)
+    run = cases.three_runs()[0]
+    shown = content([run])["runs"][0]["shown"]["3"]
+    assert shown["weights"] == {}
+    assert shown["too_large"] == sum(weights.val.numel() for weights in run.shown[3].weights.values()) > 100
+
+
+def test_paths_of_a_machine_are_not_in_a_page():
+    run = cases.three_runs()[0]
+    data = ["/home/somebody/corpus/valid.de", "grammar:valid:500"]
+    text = page(content([replace(run, analysis={**run.analysis, "data": data})]))
+    assert "/home/somebody" not in text
+    assert content([replace(run, analysis={**run.analysis, "data": data})])["runs"][0]["data"] == [
+        "valid.de", "grammar:valid:500"
+    ]  # fmt: skip
 
 
 def test_weights_of_the_page_are_those_of_the_arrays():
@@ -53,10 +81,11 @@ def test_weights_of_the_page_are_those_of_the_arrays():
     made = content(runs)
     for run, shown in zip(runs, made["runs"], strict=True):
         for site in run.analysis["sites"]:
-            packed = shown["shown"]["3"]["weights"][site]
-            heads, queries, keys = packed["shape"]
-            found = SiteWeights(*cases.unpack(packed["data"], heads * queries), np.array([1, heads, queries, keys]))
-            np.testing.assert_allclose(found.dense(), cases.dense(run, 3, site), rtol=1.6e-5, atol=1e-38)
+            given = shown["shown"]["3"]["weights"][site]
+            heads, queries, keys = given["shape"]
+            parts = map(torch.from_numpy, cases.unpack(given["data"], heads * queries))
+            found = SparseWeights(*parts, (1, heads, queries, keys)).to_dense()[0].numpy()
+            np.testing.assert_allclose(found, cases.dense(run, 3, site), rtol=1.6e-5, atol=1e-38)
 
 
 def test_runs_share_sentences_of_the_same_text():
@@ -66,7 +95,7 @@ def test_runs_share_sentences_of_the_same_text():
     cut = {"source": ["\u2581s", "0", "\u2581s1"], "target": ["\u2581t0"]}
     whole = {"source": ["\u2581s0", "\u2581s1"], "target": ["\u2581t0"]}
     other = {"source": ["\u2581x"], "target": ["\u2581t0"]}
-    three = [replace(runs[0], name=str(k), arrays={}, analysis={**runs[0].analysis, "tokens": {"7": tokens}})
+    three = [replace(runs[0], name=str(k), shown={}, analysis={**runs[0].analysis, "tokens": {"7": tokens}})
              for k, tokens in enumerate((cut, whole, other))]  # fmt: skip
     made = content(three)
     assert made["sentences"] == [
@@ -124,7 +153,7 @@ def test_embedded_text_is_inert_and_whole(text):
 def test_hostile_sentences_stay_inside_their_element():
     text = page(content(cases.three_runs(), title="<script>window.harm=1</script>"))
     assert "window.harm=1</script>" not in text
-    assert text.count("<script") == text.count("</script") == 2
+    assert text.count("<script") == text.count("</script") == 3
     inside = re.search(r'<script type="application/json" id="content">(.*?)</script>', text, re.DOTALL)
     sentence = json.loads(inside[1])["sentences"][0]
     assert "<script>window.harm=1</script>" in sentence["source"]
@@ -143,7 +172,7 @@ def test_every_script_is_part_of_the_page():
     from importlib.resources import files
 
     assets = {path.name for path in files("tamis.report").joinpath("assets").iterdir()}
-    assert assets == {*SCRIPTS, "page.html", "style.css"}
+    assert assets == {*SCRIPTS, "page.html", "palette.json", "style.css"}
 
 
 def test_three_runs_take_less_than_five_megabytes():

@@ -3,11 +3,11 @@
 import json
 
 import pytest
-import torch
 from typer.testing import CliRunner
 
 from report import cases
 from tamis.analysis import write_arrays
+from tamis.analysis.shown import shown_arrays
 from tamis.cli import app
 from tamis.experiments import analysed_runs
 from tamis.report import plots
@@ -24,7 +24,7 @@ def folders(tmp_path_factory):
         folder = root / "seed1" / run.name
         folder.mkdir(parents=True)
         (folder / "analysis.json").write_text(json.dumps(run.analysis))
-        write_arrays(folder / "analysis.npz", {key: torch.from_numpy(array) for key, array in run.arrays.items()})
+        write_arrays(folder / "analysis.npz", shown_arrays(run.shown))
     settings = "name = 'x'\n[data]\ntrain = 'grammar:train:10'\nvalid = 'grammar:valid:10'\n"
     entmax, softmax = root / "seed1" / "entmax", root / "seed1" / "softmax"
     (entmax / "config.toml").write_text(settings + "[model]\nmechanism = { name = 'entmax', alpha = 1.5 }\n")

@@ -7,7 +7,8 @@ import re
 import pytest
 
 from analysis.cases import batches, causal_lm, seq2seq, tokens
-from tamis.analysis import Sentences, analyze, show
+from tamis.analysis import Sentences, analyze
+from tamis.report import show
 
 
 def content_of(explorer):
@@ -21,13 +22,13 @@ def test_a_model_is_shown_on_batches():
     found = content_of(show(seq2seq(), batches(4), shown=5))
     assert [sentence["number"] for sentence in found["sentences"]] == [0, 1, 2, 3, 4]
     assert not found["overview"]
-    assert found["runs"][0]["shown"]["0"]["source"][0].isdigit()
+    assert found["runs"][0]["shown"]["0"]["source"]["pieces"][0].isdigit()
 
 
 def test_a_language_model_has_targets_alone():
     batch = Sentences(target=tokens([[3, 4, 5], [6, 7, 8]]))
     (run,) = content_of(show(causal_lm(), iter([batch])))["runs"]
-    assert run["shown"]["1"]["source"] == []
+    assert run["shown"]["1"]["source"]["pieces"] == []
     assert run["causal"] == list(run["sites"])
 
 
@@ -37,7 +38,7 @@ def test_analyses_are_compared_and_tokens_named():
     sides = (lambda ids: [f"s{k}" for k in ids], lambda ids: [f"t{k}" for k in ids])
     made = content_of(show(found, pieces=sides))
     assert [run["name"] for run in made["runs"]] == ["softmax", "entmax"]
-    assert made["runs"][0]["shown"]["0"]["target"][0].startswith("t")
+    assert made["runs"][0]["shown"]["0"]["target"]["pieces"][0].startswith("t")
     assert made["sentences"][0]["source"].startswith("s")
 
 

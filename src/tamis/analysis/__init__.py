@@ -1,7 +1,10 @@
 """What attention heads do: recording their weights, and figures about them."""
 
+from typing import Never
+
 from tamis.analysis.analyze import analyze
-from tamis.analysis.capture import Captured, Consumer, InputConsumer, capture
+from tamis.analysis.capture import Captured, Consumer, InputConsumer, capture, capture_sparse
+from tamis.analysis.figures import FIGURES, Figure
 from tamis.analysis.files import read_arrays, write_arrays
 from tamis.analysis.heads import (
     OFFSETS,
@@ -14,6 +17,7 @@ from tamis.analysis.heads import (
 )
 from tamis.analysis.histograms import SIZES, density_histogram, quantiles, support_by_length, support_histogram
 from tamis.analysis.importance import HeadImportance, head_importance, silenced
+from tamis.analysis.intervention import altered
 from tamis.analysis.learned import AlphaTrajectories, alpha_histograms, alpha_trajectories, learned_alphas
 from tamis.analysis.metrics import (
     AttentionMetrics,
@@ -26,13 +30,13 @@ from tamis.analysis.metrics import (
 from tamis.analysis.nulls import NullRate, NullSignal, auc, null_rates, null_signal
 from tamis.analysis.results import Analysis, NamedHead, SiteAnalysis, Thresholds
 from tamis.analysis.scales import ScaleMetrics, SiteScales
-from tamis.analysis.show import Explorer, show
 from tamis.analysis.shown import ShownSentence, shown_sentences
 from tamis.analysis.sites import attention_sites, kind_of
 from tamis.analysis.tokens import Sentences, Tokens, describe_tokens, run_model
 from tamis.analysis.words import interrogation, split_word_merging, subword_merging
 
 __all__ = [
+    "FIGURES",
     "OFFSETS",
     "SIZES",
     "AlphaTrajectories",
@@ -40,7 +44,7 @@ __all__ = [
     "AttentionMetrics",
     "Captured",
     "Consumer",
-    "Explorer",
+    "Figure",
     "HeadImportance",
     "InputConsumer",
     "NamedHead",
@@ -56,10 +60,12 @@ __all__ = [
     "Tokens",
     "alpha_histograms",
     "alpha_trajectories",
+    "altered",
     "analyze",
     "attention_sites",
     "auc",
     "capture",
+    "capture_sparse",
     "density",
     "density_histogram",
     "describe_tokens",
@@ -79,7 +85,6 @@ __all__ = [
     "quantiles",
     "read_arrays",
     "run_model",
-    "show",
     "shown_sentences",
     "silenced",
     "sparsity_rate",
@@ -90,3 +95,9 @@ __all__ = [
     "support_size",
     "write_arrays",
 ]
+
+
+def __getattr__(name: str) -> Never:
+    if name in ("Explorer", "show"):
+        raise ImportError(f"tamis.analysis.{name} is called tamis.report.{name} now")
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

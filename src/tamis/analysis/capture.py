@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from inspect import signature
@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from tamis.analysis.sites import NamedSite, attention_sites, kind_of, refuse_compiled, site_name
 from tamis.attention.call import check_call
+from tamis.functional import SparseWeights
 from tamis.mechanisms import Mechanism
 from tamis.nn import Attention, MultiheadAttention
 from tamis.nn.layers import TransformerLayer
@@ -61,7 +62,43 @@ def capture(
     `Seq2Seq` to have padded targets among them.
     """
     captured = Captured()
-    recorder = _Recorder(captured.keep if consumer is None else consumer, inputs)
+    with _recording(model, _Recorder(captured.keep if consumer is None else consumer, inputs), sites):
+        yield captured
+
+
+@contextmanager
+def capture_sparse(
+    model: nn.Module, *, sites: Callable[[str], bool] | None = None
+) -> Iterator[dict[str, list[SparseWeights]]]:
+    """As `capture`, but only the exact non-zeros of weights, on the CPU: no array of all queries and keys is made.
+
+    Yields a mapping from site to the weights of its calls; `joined` puts those of a text read in parts together.
+    """
+    found: dict[str, list[SparseWeights]] = {}
+    with _recording(model, _SparseRecorder(found), sites):
+        yield found
+
+
+def joined(parts: Sequence[SparseWeights]) -> SparseWeights:
+    """The weights of one text (1, H, L, L) from those of its parts, each of which sees all keys up to its end."""
+    if len(parts) == 1:
+        return parts[0]
+    heads = parts[0].shape[1]
+    counts = torch.cat([part.crow.diff().reshape(heads, part.shape[2]) for part in parts], 1)
+    ends = [part.crow[part.shape[2] :: part.shape[2]].tolist() for part in parts]
+    pieces = [
+        (part, slice(end[head - 1] if head else 0, end[head]))
+        for head in range(heads)
+        for part, end in zip(parts, ends, strict=True)
+    ]
+    crow = torch.cat([counts.new_zeros(1), counts.flatten().cumsum(0)])
+    col, val = (torch.cat([getattr(part, name)[own] for part, own in pieces]) for name in ("col", "val"))
+    return SparseWeights(crow, col, val, (1, heads, counts.shape[1], parts[-1].shape[3]))
+
+
+@contextmanager
+def _recording(model: nn.Module, recorder: _Recorder, sites: Callable[[str], bool] | None) -> Iterator[None]:
+    """With the hooks of a recorder in a model."""
     handles: list[Any] = []
     refuse_compiled(model)
     attention_sites(model)  # raises if there is none: recording nothing would look like a model that attends to nothing
@@ -84,7 +121,7 @@ def capture(
             elif isinstance(module, NamedSite):
                 wanted = sites is None or sites(module.site)
                 handles.extend(recorder.attach_named(module.site if wanted else None, module))
-        yield captured
+        yield
     finally:
         for handle in handles:
             handle.remove()
@@ -177,6 +214,23 @@ class _Recorder:
         self.consumer(site, weights.detach(), visible)
         if self.inputs is not None:
             self.inputs(site, mechanism, hidden.detach(), visible)
+
+
+class _SparseRecorder(_Recorder):
+    """The same, of exact non-zeros alone."""
+
+    def __init__(self, found: dict[str, list[SparseWeights]]) -> None:
+        super().__init__(lambda *_: None, None)
+        self.found = found
+
+    @torch.no_grad()
+    def record(self, mechanism: Mechanism, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if self.site is None:
+            return
+        options = {name: value for name, value in kwargs.items() if name not in _NOT_ABOUT_WEIGHTS}
+        weights = mechanism.sparse_weights(args[0].detach(), args[1].detach(), **options)
+        parts = weights.crow.cpu(), weights.col.cpu().int(), weights.val.detach().cpu().float()
+        self.found.setdefault(self.site, []).append(SparseWeights(*parts, weights.shape))
 
 
 def _of_queries(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor | None:

@@ -15,25 +15,26 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tamis.analysis.rows import Rows, Sums, entropy_of, over_rows, ratio
+from tamis.analysis.rows import Rows, Sums, SumsBySite, entropy_of, over_rows, ratio
 from tamis.analysis.sites import kind_of
 
 FIGURES = ("density", "sparsity_rate", "null_share", "diversity")
+"""Those that are cheap enough to be followed while training; `tamis.analysis.figures` declares all."""
 
 
 def density(weights: Tensor, visible: Tensor | None = None) -> Tensor:
     """(H,): the share of visible keys with a non-zero weight, per row, averaged over rows.  Softmax has 1."""
-    return ratio(_density(Rows.of(weights, visible)))
+    return ratio(density_sums(Rows.of(weights, visible)))
 
 
 def sparsity_rate(weights: Tensor, visible: Tensor | None = None) -> Tensor:
     """(H,): the share of all visible weights that are exactly 0."""
-    return ratio(_zeros(Rows.of(weights, visible)))
+    return ratio(zero_sums(Rows.of(weights, visible)))
 
 
 def null_share(weights: Tensor, visible: Tensor | None = None) -> Tensor:
     """(H,): the share of rows that see a key but have only zero weights, as ReLU attention can."""
-    return ratio(_nulls(Rows.of(weights, visible)))
+    return ratio(null_sums(Rows.of(weights, visible)))
 
 
 def head_diversity(weights: Tensor, visible: Tensor | None = None) -> Tensor:
@@ -44,7 +45,7 @@ def head_diversity(weights: Tensor, visible: Tensor | None = None) -> Tensor:
     Rows are scaled to sum 1, by magnitude where weights may be negative.  Null rows are left out, so the heads of a
     query are those that attend to something; a query with fewer than two of them says nothing and does not count.
     """
-    return ratio(_diversity(Rows.of(weights, visible)))
+    return ratio(diversity_sums(Rows.of(weights, visible)))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,7 +73,7 @@ class AttentionMetrics:
     """
 
     def __init__(self) -> None:
-        self._sums: dict[str, list[Sums]] = {}
+        self._found = SumsBySite()
 
     def __call__(self, site: str, weights: Tensor, visible: Tensor | None = None) -> None:
         """Add the weights (..., H, Lq, Lk) of a site."""
@@ -80,18 +81,12 @@ class AttentionMetrics:
 
     def add(self, site: str, rows: Rows) -> None:
         """The same, for rows at hand."""
-        heads = rows.p.shape[1]
-        if site in self._sums and (before := self._sums[site][0][0].shape[0]) != heads:
-            raise ValueError(f"{site} had {before} heads so far, now {heads}")
-        found = [figure(rows) for figure in (_density, _zeros, _nulls, _diversity)]
-        sums = [(total.cpu(), count.cpu()) for total, count in found]
-        if site in self._sums:
-            sums = [(a + c, b + d) for (a, b), (c, d) in zip(self._sums[site], sums, strict=True)]
-        self._sums[site] = sums
+        sums = (density_sums, zero_sums, null_sums, diversity_sums)
+        self._found.add(site, {name: add_up(rows) for name, add_up in zip(FIGURES, sums, strict=True)})
 
     def results(self) -> dict[str, SiteMetrics]:
         """The figures of each site, in the order in which sites were first seen."""
-        return {site: self._site(*sums) for site, sums in self._sums.items()}
+        return {site: self._site(**sums) for site, sums in self._found.items()}
 
     def summary(self) -> dict[str, dict[str, float]]:
         """Plain means over heads and layers, for "encoder", "decoder" and "cross" attention and for "all" of them."""
@@ -100,24 +95,24 @@ class AttentionMetrics:
     def to_dict(self) -> dict[str, Any]:
         return {"summary": self.summary(), "sites": {site: x.to_dict() for site, x in self.results().items()}}
 
-    def _site(self, density: Sums, zeros: Sums, nulls: Sums, diversity: Sums) -> SiteMetrics:
+    def _site(self, density: Sums, sparsity_rate: Sums, null_share: Sums, diversity: Sums) -> SiteMetrics:
         rows = density[1]
         return SiteMetrics(
             rows=int(rows.max()) if rows.numel() else 0,
             density=tuple(ratio(density).tolist()),
-            sparsity_rate=tuple(ratio(zeros).tolist()),
-            null_share=tuple(ratio(nulls).tolist()),
+            sparsity_rate=tuple(ratio(sparsity_rate).tolist()),
+            null_share=tuple(ratio(null_share).tolist()),
             diversity=float(ratio(diversity)),
             compared=int(diversity[1]),
         )
 
 
-def summarise(sites: Mapping[str, SiteMetrics], figures: Sequence[str]) -> dict[str, dict[str, float]]:
+def summarise(sites: Mapping[str, Any], figures: Sequence[str]) -> dict[str, dict[str, float]]:
     """Plain means of figures over heads and layers, by kind of attention and for "all".
 
     A figure that a site does not have, None, is left out.
     """
-    kinds: dict[str, list[SiteMetrics]] = {}
+    kinds: dict[str, list[Any]] = {}
     for site, metrics in sites.items():
         kinds.setdefault(kind_of(site), []).append(metrics)
     kinds["all"] = list(sites.values())
@@ -131,7 +126,7 @@ def plain(value: Any) -> Any:
     return {key: plain(item) for key, item in value.items()} if isinstance(value, dict) else value
 
 
-def _means(sites: list[SiteMetrics], figures: Sequence[str]) -> dict[str, float]:
+def _means(sites: list[Any], figures: Sequence[str]) -> dict[str, float]:
     found = {}
     for figure in figures:
         values = [getattr(site, figure) for site in sites]
@@ -146,20 +141,20 @@ def _mean(values: Iterable[float]) -> float:
     return sum(listed) / max(1, len(listed))
 
 
-def _density(rows: Rows) -> Sums:
+def density_sums(rows: Rows) -> Sums:
     return over_rows(rows.support / rows.keys.clamp(min=1).double(), rows.seen)
 
 
-def _zeros(rows: Rows) -> Sums:
+def zero_sums(rows: Rows) -> Sums:
     keys = rows.keys.double().sum((0, 2))
     return keys - rows.support.double().sum((0, 2)), keys
 
 
-def _nulls(rows: Rows) -> Sums:
+def null_sums(rows: Rows) -> Sums:
     return over_rows(~rows.alive, rows.seen)
 
 
-def _diversity(rows: Rows) -> Sums:
+def diversity_sums(rows: Rows) -> Sums:
     """The sum of JS over queries that have two heads to compare, and how many there are; both of shape ()."""
     heads = rows.alive.sum(1)  # (B, Lq)
     mixture = rows.p.sum(1) / heads.clamp(min=1).unsqueeze(-1)

@@ -2,74 +2,87 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 from torch import Tensor
 
+from tamis.analysis.figures import FIGURES
 from tamis.analysis.heads import OFFSETS
 from tamis.analysis.histograms import DENSITY_BINS, SIZES
 from tamis.analysis.learned import alpha_histograms
-from tamis.analysis.metrics import FIGURES, SiteMetrics, plain, summarise
+from tamis.analysis.metrics import plain, summarise
+from tamis.analysis.rows import Sums, ratio
 from tamis.analysis.scales import SiteScales
 from tamis.analysis.shown import ShownSentence, shown_arrays
 from tamis.analysis.sites import kind_of
+from tamis.settings import choose
 
-MEANS = (
-    *FIGURES, "support_size", "entropy", "normalised_entropy", "first_token", "one_hot", "subword_merging",
-    "split_word_merging", "interrogation",
-)  # fmt: skip
-POSITIONS = {-1: "previous position", 0: "same position", 1: "next position"}
+MEANS = tuple(figure.name for figure in FIGURES if not figure.offsets)
 
 
-@dataclass(frozen=True, kw_only=True)
-class SiteAnalysis(SiteMetrics):
-    """All figures of one attention layer, each for every head; see docs/analysis.md for what they mean."""
+@dataclass(frozen=True)
+class SiteAnalysis:
+    """All figures of one attention layer, as attributes under the names of `tamis.analysis.figures.FIGURES`.
 
-    support_size: tuple[float, ...]
-    entropy: tuple[float, ...]
-    """In nats."""
-    normalised_entropy: tuple[float, ...]
-    """H / log n"""
-    first_token: tuple[float, ...]
-    one_hot: tuple[float, ...]
-    confidence: tuple[tuple[float | None, ...], ...]
-    """Head, offset; the offsets are `OFFSETS`.  None: no row sees that key."""
-    subword_merging: tuple[float, ...] | None = None
-    """The paper's score.  None: there is no word."""
-    words: int | None = None
-    """Over which it is averaged.  None: nobody said which tokens make a word, or it is cross-attention."""
-    split_word_merging: tuple[float, ...] | None = None
-    """The same over words of two subwords or more, by which heads are named.  None: no word is split."""
-    split_words: int | None = None
-    """Over which that is averaged."""
-    interrogation: tuple[float, ...] | None = None
-    """None: no word that asks sees a question mark."""
-    questions: int | None = None
-    """Queries over which it is averaged.  None: nobody said which words ask."""
+    A value for each head, but for diversity, which the layer has one of; None where a text has nothing to measure.
+    Beside them stand the numbers of what was averaged over: `rows`, `compared`, `words`, `split_words`, `questions`,
+    None where nobody said which tokens those are.
+    """
 
+    values: dict[str, Any]
 
-@dataclass(frozen=True, kw_only=True)
-class Thresholds:
-    """From which score on a head is named after what it does."""
+    @classmethod
+    def of(cls, sums: Mapping[str, Sums]) -> SiteAnalysis:
+        found: dict[str, Any] = {}
+        for figure in FIGURES:
+            total, count = sums.get(figure.name, (None, None))
+            if total is None or count is None:
+                found[figure.name] = None
+                if figure.counted:
+                    found[figure.counted] = None
+                continue
+            found[figure.name] = _known(total, count) if figure.offsets else _per_head(ratio((total, count)))
+            if figure.counted:
+                # Every head sees the same tokens, but a mask may be of one head alone.
+                found[figure.counted] = int(count.max()) if count.numel() else 0
+                if figure.missing and not found[figure.counted]:
+                    found[figure.name] = None
+        return cls(found)
 
-    position: float = 0.8
-    """Confidence at one offset."""
-    subword_merging: float = 0.8
-    """Over words of two subwords or more."""
-    interrogation: float = 0.5
-    first_token: float = 0.5
-    one_hot: float = 0.9
-    null: float = 0.9
-    """Share of null rows."""
-
-    def __post_init__(self) -> None:
-        for name, value in asdict(self).items():
-            if not 0.0 < value <= 1.0:
-                raise ValueError(f"{name} must lie in (0, 1], got {value}")
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return self.__dict__["values"][name]
+        except KeyError:
+            raise AttributeError(f"a site has the figures {', '.join(MEANS)}, got {name!r}") from None
 
     def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
+        return {name: plain(value) for name, value in self.values.items()}
+
+
+class Thresholds:
+    """From which score on a head is named after what it does, by the names of `DEFAULTS`: `Thresholds(position=0.7)`.
+
+    Those that are not given are as the figures declare them.
+    """
+
+    DEFAULTS: ClassVar[Mapping[str, float]] = {
+        figure.threshold_name: figure.threshold for figure in FIGURES if figure.threshold is not None
+    }
+
+    def __init__(self, **thresholds: float) -> None:
+        for name, value in thresholds.items():
+            choose("threshold", name, self.DEFAULTS)
+            if not 0.0 < value <= 1.0:
+                raise ValueError(f"{name} must lie in (0, 1], got {value}")
+        self._values = {**self.DEFAULTS, **thresholds}
+
+    def __getitem__(self, name: str) -> float:
+        return self._values[name]
+
+    def to_dict(self) -> dict[str, Any]:
+        return dict(self._values)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -117,15 +130,14 @@ class Analysis:
 
     def without(self) -> list[str]:
         """Roles that no head can have because of the data, each with the reason."""
-        reasons = (
-            ("subword merging", "no word is split in the data", "split_words"),
-            ("interrogation", "no question in the data", "questions"),
-        )
         found = []
-        for role, reason, size in reasons:
-            counted = [count for site in self.sites.values() if (count := getattr(site, size)) is not None]
+        for figure in FIGURES:
+            if figure.role is None or figure.missing is None or figure.counted is None:
+                continue
+            counts = [site.values[figure.counted] for site in self.sites.values()]
+            counted = [count for count in counts if count is not None]
             if counted and not any(counted):
-                found.append(f"{role}: {reason}")
+                found.append(f"{figure.role}: {figure.missing}")
         return found
 
     def summary(self) -> dict[str, dict[str, float]]:
@@ -177,15 +189,24 @@ class Analysis:
         return {"keys": [SIZES[place] for place in came.tolist()], "support": means.tolist()}
 
 
-def _roles(figures: SiteAnalysis, thresholds: Thresholds) -> list[tuple[str, tuple[float | None, ...], float]]:
+def _roles(site: SiteAnalysis, thresholds: Thresholds) -> Iterator[tuple[str, Sequence[float | None], float]]:
     """Each role with the score of every head and the score that it takes."""
-    at_offset = zip(OFFSETS, zip(*figures.confidence, strict=True), strict=False)
-    roles = [(POSITIONS.get(o, f"position {o:+d}"), tuple(scores), thresholds.position) for o, scores in at_offset]
-    roles += [
-        ("subword merging", figures.split_word_merging or (), thresholds.subword_merging),
-        ("interrogation", figures.interrogation or (), thresholds.interrogation),
-        ("first token", figures.first_token, thresholds.first_token),
-        ("near one-hot", figures.one_hot, thresholds.one_hot),
-        ("null", figures.null_share, thresholds.null),
-    ]
-    return roles
+    for figure in FIGURES:
+        if figure.threshold is None:
+            continue
+        for column in figure.columns():
+            scores = site.values[figure.name] or ()
+            if figure.offsets:
+                scores = [head[column["place"]] for head in scores]
+            yield column["role"], scores, thresholds[figure.threshold_name]
+
+
+def _per_head(values: Tensor) -> Any:
+    """Of one value for each head, or the value itself."""
+    return tuple(values.tolist()) if values.ndim else float(values)
+
+
+def _known(totals: Tensor, counts: Tensor) -> tuple[tuple[float | None, ...], ...]:
+    """The means of every head, None where nothing was counted."""
+    pairs = zip(totals.tolist(), counts.tolist(), strict=True)
+    return tuple(tuple(x / n if n else None for x, n in zip(*pair, strict=True)) for pair in pairs)

@@ -6,6 +6,7 @@ query may see the key.  A query that sees no key, such as padding, does not coun
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import NamedTuple
 
 import torch
@@ -49,6 +50,18 @@ class Rows(NamedTuple):
     def choosing(self) -> Tensor:
         """(B, H, Lq): rows that see two keys or more; one with a single key has nothing to choose from."""
         return self.keys > 1
+
+
+class SumsBySite(dict[str, dict[str, Sums]]):
+    """Sums by site and figure, on the CPU, to which those of more batches are added."""
+
+    def add(self, site: str, found: Mapping[str, Sums]) -> None:
+        own = self.setdefault(site, {})
+        for name, (total, count) in found.items():
+            before = own.get(name, (total.new_zeros(()).cpu(), count.new_zeros(()).cpu()))
+            if before[0].ndim and before[0].shape != total.shape:
+                raise ValueError(f"{site} had {len(before[0])} heads so far, now {len(total)}")
+            own[name] = (total.cpu() + before[0], count.cpu() + before[1])
 
 
 def over_rows(values: Tensor, counted: Tensor) -> Sums:

@@ -57,16 +57,6 @@ def shown_sentences(arrays: Mapping[str, Tensor]) -> dict[int, ShownSentence]:
     return {number: _sentence(own) for number, own in parts.items()}
 
 
-def non_zeros(weights: Tensor) -> SparseWeights:
-    """The exact non-zeros of dense weights (B, H, Lq, Lk), fp32."""
-    batch, heads, queries, keys = weights.shape
-    rows = weights.reshape(batch * heads * queries, keys)
-    crow = torch.zeros(rows.shape[0] + 1, dtype=torch.long, device=weights.device)
-    crow[1:] = (rows != 0.0).sum(-1).cumsum(0)
-    row, col = rows.nonzero(as_tuple=True)
-    return SparseWeights(crow, col, rows[row, col].float(), (batch, heads, queries, keys))
-
-
 def _sentence(arrays: dict[str, Tensor]) -> ShownSentence:
     sites = [name.removesuffix("/crow") for name in arrays if name.endswith("/crow")]
     return ShownSentence(

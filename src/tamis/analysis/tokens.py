@@ -172,6 +172,22 @@ def describe_tokens(
     )
 
 
+def named_tokens(vocabulary: Vocabulary, side: str, ids: Tensor | None, text: str) -> dict[str, Any]:
+    """What one side of a sentence is to be shown as: its pieces, and its text with the characters of each of them."""
+    if ids is None:
+        return {side: []}
+    listed = ids.tolist()
+    found: dict[str, Any] = {side: vocabulary.pieces(listed)}
+    inner, spans = vocabulary.spans(text)
+    for before in range(len(listed) - len(inner) + 1):
+        if listed[before : before + len(inner)] == inner:
+            after = len(listed) - len(inner) - before
+            found[f"{side}_text"] = text
+            found[f"{side}_spans"] = [*[None] * before, *map(list, spans), *[None] * after]
+            break
+    return found
+
+
 def word_numbers(pieces: Sequence[str | None]) -> list[int]:
     """The number of each SentencePiece piece's word; None is a piece of no word, and gets -1.
 

@@ -93,6 +93,16 @@ def named(texts: list[str]) -> list[Path] | dict[str, list[Path]]:
     return systems(texts)
 
 
+def one_each(texts: list[str]) -> list[Path] | dict[str, Path]:
+    """Of RUN..., or of NAME=RUN... by name."""
+    found = named(texts)
+    if isinstance(found, list):
+        return found
+    if pooled := [name for name, folders in found.items() if len(folders) > 1]:
+        raise ValueError(f"runs are shown one by one, got several for {', '.join(pooled)}")
+    return {name: folder for name, (folder,) in found.items()}
+
+
 def systems(texts: list[str]) -> dict[str, list[Path]]:
     """Of NAME=RUN[,RUN...]"""
     found: dict[str, list[Path]] = {}

@@ -105,9 +105,9 @@ def dispersion(
 
     Writes dispersion.json into each run, and one picture of all.
     """
-    from tamis.evaluation.dispersion import plot_dispersion
     from tamis.experiments import dispersion, open_run, read_settings
-    from tamis.report.plots import check_figure
+    from tamis.report.drawing import check_figure
+    from tamis.report.lengths import plot_dispersion
 
     check_figure(output)
     settings = read_settings(overrides)

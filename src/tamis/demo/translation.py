@@ -17,6 +17,8 @@ from tamis.data.grammar import Example
 from tamis.data.text import grammar_examples
 from tamis.decoding import Translator
 from tamis.experiments import RunFolder, Translation, analyze, evaluate, read_recipe, report, train
+from tamis.report.drawing import figure_class, save, weights_legend
+from tamis.report.plots import draw_heads
 from tamis.training.journal import Display
 
 RECIPE = Path(__file__).with_name("demo.toml")
@@ -65,7 +67,7 @@ def run(folder: Path, console: Console, quick: bool = False) -> None:
     console.print(f"\n{time.monotonic() - began:.0f} seconds.  What to open next:")
     for line in (
         f"{written}  everything about the three models, every head to look into; any browser, no network",
-        f"{picture}  one sentence through the heads of each model; grey is exactly 0",
+        f"{picture}  one sentence through the heads of each model; what has no colour is exactly 0",
         f"{runs['entmax'] / 'metrics.jsonl'}  the alpha of every head over training",
         "recipes/demo.toml  the recipe, to copy and change; docs/training.md says how",
         f"echo '{SHOWCASE}' | tamis translate {runs['entmax']}",
@@ -160,22 +162,14 @@ def _telling(examples: list[Example]) -> Example:
 def draw_attention(path: Path, translators: dict[str, Translator], example: Example) -> None:
     """The cross-attention of the last layer, every head of every model, while it is told the reference."""
     try:
-        from matplotlib import colormaps
-        from matplotlib.figure import Figure
-    except ModuleNotFoundError:
-        raise SystemExit("the picture needs matplotlib: pip install 'tamis[plots]'") from None
-    colours = colormaps["YlOrBr"].with_extremes(bad="0.88")
+        made = figure_class()
+    except ImportError as error:
+        raise SystemExit(str(error)) from None
     heads = max(translator.model.config.num_heads for translator in translators.values())
-    figure = Figure(figsize=(3.1 * heads + 1, 3.4 * len(translators)), layout="constrained")
+    figure = made(figsize=(3.1 * heads + 1, 3.4 * len(translators) + 0.4), layout="constrained")
     panels = figure.subplots(len(translators), heads, squeeze=False)
     for row, (arm, translator) in zip(panels, translators.items(), strict=True):
         (shown,) = translator.attention([example.source_text], [example.target_text])
-        for head, panel in enumerate(row):
-            weights = shown.weights[-1, head]
-            panel.imshow(weights.where(weights != 0.0, float("nan")), cmap=colours, vmin=0.0, aspect="auto")
-            panel.set_xticks(range(len(shown.source)), shown.source, rotation=90, fontsize=7)
-            panel.set_yticks(range(len(shown.target)), shown.target if head == 0 else [], fontsize=7)
-            zeros = (weights == 0.0).double().mean()
-            panel.set_title(f"head {head + 1}: {zeros:.0%} exact zeros", fontsize=8)
-        row[0].set_ylabel(ARMS[arm], fontsize=10)
-    figure.savefig(path, dpi=130)
+        draw_heads(row, ARMS[arm], shown.weights[-1].numpy(), shown.target, shown.source, causal=False)
+    weights_legend(figure, causal=False)
+    save(figure, path, dpi=130)

@@ -1,5 +1,7 @@
 """How good a model is: translations, word alignments, likelihood; text and tasks at lengths never trained."""
 
+from typing import Never
+
 from tamis.evaluation.alignment import (
     AlignmentReport,
     AlignmentScore,
@@ -8,10 +10,10 @@ from tamis.evaluation.alignment import (
     attention_alignment,
     score_links,
 )
-from tamis.evaluation.dispersion import DispersionConfig, LengthDispersion, draw_dispersion, measure_dispersion
+from tamis.evaluation.dispersion import DispersionConfig, LengthDispersion, measure_dispersion
 from tamis.evaluation.gold import GoldPair, parse_links, read_gold, read_links, read_pharaoh
 from tamis.evaluation.language import LanguageConfig, score_passkeys, score_perplexity
-from tamis.evaluation.lengths import LengthsConfig, LengthScore, draw_lengths, lengths_table, score_lengths
+from tamis.evaluation.lengths import LengthsConfig, LengthScore, lengths_table, score_lengths
 from tamis.evaluation.likelihood import Likelihood, LikelihoodMeter, translation_likelihood
 from tamis.evaluation.translation import (
     Comparison,
@@ -41,8 +43,6 @@ __all__ = [
     "aer",
     "attention_alignment",
     "compare",
-    "draw_dispersion",
-    "draw_lengths",
     "lengths_table",
     "measure_dispersion",
     "parse_links",
@@ -56,3 +56,9 @@ __all__ = [
     "score_translations",
     "translation_likelihood",
 ]
+
+
+def __getattr__(name: str) -> Never:
+    if name in ("draw_dispersion", "draw_lengths"):
+        raise ImportError(f"tamis.evaluation.{name} is called tamis.report.lengths.{name} now")
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -12,7 +12,6 @@ Looked at are the last rows of each text, which see the most.
 
 from __future__ import annotations
 
-import json
 import math
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -34,7 +33,6 @@ from tamis.mechanisms import Mechanism
 from tamis.mechanisms.registry import read_mechanism
 from tamis.models.causal_lm import CausalLM
 from tamis.nn.modes import evaluating
-from tamis.report.plots import COLOURS, check_figure
 from tamis.settings import LARGEST_SEED, Config, at_least, describe_spec
 
 DISPERSION = "dispersion.json"
@@ -96,7 +94,7 @@ class LengthDispersion:
         """A row of the table that `HEADING` begins: means over heads, those with a bias apart."""
         cells = [
             f"{_mean(head['entropy'] for head in some):>16} {_mean(head['support'] for head in some):>9}"
-            for some in (_heads(self.to_dict(), biased=False), _heads(self.to_dict(), biased=True))
+            for some in (heads_with(self.to_dict(), biased=False), heads_with(self.to_dict(), biased=True))
         ]
         beyond = sum(site.beyond for site in self.sites.values())
         return f"{self.length:>8} {self.keys:>8} {' '.join(cells)} {beyond:>15}"
@@ -192,7 +190,7 @@ def _joined(parts: Sequence[_Part]) -> SiteDispersion:
     )
 
 
-def _heads(found: Mapping[str, Any], biased: bool) -> list[dict[str, Any]]:
+def heads_with(found: Mapping[str, Any], biased: bool) -> list[dict[str, Any]]:
     """The heads of all layers with or without a bias, from what `LengthDispersion.to_dict` gives."""
     names = ("entropy", "support", "slopes", "reach", "horizon")
     every = [
@@ -239,59 +237,3 @@ def write_dispersion(
         result["lengths"].append(found.to_dict())
         write_json(folder / DISPERSION, result, indent=1)
     return result
-
-
-def plot_dispersion(folders: Sequence[Path], output: Path) -> None:
-    """Draw what `write_dispersion` wrote, one colour for each mechanism and kind of positions."""
-    found: dict[str, list[Any]] = {}
-    results = [json.loads((folder / DISPERSION).read_text(encoding="utf-8")) for folder in folders]
-    if len(kinds := sorted({result["kind"] for result in results})) > 1:
-        raise ValueError(f"one picture shows runs on the same kind of text, got {' and '.join(kinds)}")
-    for result in results:
-        found.setdefault(f"{result['mechanism']}, {result['position']}", []).append(result["lengths"])
-    draw_dispersion(found, output)
-
-
-def draw_dispersion(runs: Mapping[str, Sequence[Sequence[Mapping[str, Any]]]], path: Path, title: str = "") -> None:
-    """Entropy and support against the number of keys, and reach against horizon, one colour for each name.
-
-    Args:
-        runs: for each name the runs to be averaged, each a list of what `LengthDispersion.to_dict` gives.
-    """
-    figure = check_figure(path)(figsize=(11, 3.2), layout="constrained")
-    figure.suptitle(title, fontsize=10)
-    entropy, support, reach = figure.subplots(1, 3)
-    for place, (name, found) in enumerate(runs.items()):
-        colour = COLOURS[place % len(COLOURS)]
-        for panel, quantity in ((entropy, "entropy"), (support, "support")):
-            _draw_means(panel, found, quantity, False, label=name, color=colour)
-            _draw_means(panel, found, quantity, True, label=f"{name}, with a bias", color=colour, linestyle=":")
-        longest = [max(run, key=lambda length: length["keys"]) for run in found]
-        for head in (head for run in longest for head in _heads(run, biased=True) if head["horizon"] is not None):
-            reach.scatter(head["horizon"], head["reach"], s=12, color=colour)
-    reach.axline((1, 1), (2, 2), color="grey", linewidth=0.8)
-    entropy.set(xlabel="keys", xscale="log", ylim=(0, None))
-    entropy.set_title("entropy / log n", fontsize=9)
-    support.set(xlabel="keys", xscale="log", yscale="log")
-    support.set_title("keys with a weight", fontsize=9)
-    keys = sorted({length["keys"] for found in runs.values() for run in found for length in run})
-    for panel in (entropy, support):
-        panel.set_xticks(keys, labels=[f"{count:,}" for count in keys])
-        panel.minorticks_off()
-    reach.set(xlabel="horizon", xscale="symlog", yscale="symlog")  # either may be 0
-    reach.set_title(f"greatest distance with a weight, {keys[-1]:,} keys", fontsize=9)
-    for panel in (entropy, support, reach):
-        panel.spines[["top", "right"]].set_visible(False)
-    figure.legend(*entropy.get_legend_handles_labels(), frameon=False, fontsize=8, loc="outside lower center", ncols=4)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=200)
-
-
-def _draw_means(panel: Any, runs: Sequence[Sequence[Any]], quantity: str, biased: bool, **style: Any) -> None:
-    """The mean over heads and runs against the number of keys, where there are such heads."""
-    points: dict[int, list[float]] = {}
-    for length in (length for run in runs for length in run):
-        points.setdefault(length["keys"], []).extend(head[quantity] for head in _heads(length, biased))
-    known = sorted((keys, sum(values) / len(values)) for keys, values in points.items() if values)
-    if known:
-        panel.plot(*zip(*known, strict=True), marker="o", markersize=4, **style)

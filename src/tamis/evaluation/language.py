@@ -13,9 +13,8 @@ Texts are read with the cache, a part at a time, so that memory does not grow wi
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -34,7 +33,6 @@ from tamis.evaluation.likelihood import Likelihood, LikelihoodMeter
 from tamis.functional import entmax
 from tamis.models.causal_lm import CausalLM
 from tamis.nn.modes import evaluating
-from tamis.report.plots import COLOURS, check_figure
 from tamis.settings import LARGEST_SEED, Config, at_least, booleans, shares
 
 FIRST_BUCKET = 64
@@ -299,40 +297,3 @@ def _answer_scores(
         found = logs.gather(-1, tokens.unsqueeze(-1)).squeeze(-1).double()
         scores.append(torch.where(real, found, 0.0).sum(1))
     return torch.stack(scores, 1)
-
-
-def draw_language(runs: Mapping[str, Sequence[Mapping[str, Any]]], path: Path, dpi: int) -> None:
-    """Perplexity and pass keys against length, one line for each name: the mean of its evaluations."""
-    figure = check_figure(path)(figsize=(8, 3.2), layout="constrained")
-    perplexity, passkeys = figure.subplots(1, 2)
-    ticks: set[int] = set()
-    for place, (name, found) in enumerate(runs.items()):
-        style = {"color": COLOURS[place % len(COLOURS)], "marker": "o", "markersize": 4, "label": name}
-        rows = [row for run in found for row in run["perplexity"] if row["mode"] == "full"]
-        scored = [row for row in rows if row["perplexity"] is not None]
-        perplexity.plot(*_means((row["length"], row["perplexity"]) for row in scored), **style)
-        keys = [row for run in found for row in run["passkeys"]]
-        passkeys.plot(*_means((row["length"], 100 * row["accuracy"]) for row in keys), **style)
-        ticks |= {row["length"] for row in (*rows, *keys)}
-    for panel, title in ((perplexity, "perplexity"), (passkeys, "pass keys found, %")):
-        panel.set_xscale("log")
-        panel.set_xticks(sorted(ticks), labels=[f"{length:,}" for length in sorted(ticks)])
-        panel.minorticks_off()
-        panel.set_xlabel("tokens")
-        panel.set_title(title, fontsize=9)
-        panel.spines[["top", "right"]].set_visible(False)
-    perplexity.set_yscale("log")
-    perplexity.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
-    perplexity.yaxis.set_minor_formatter(lambda value, _: f"{value:g}")
-    passkeys.set_ylim(-3, 103)
-    figure.legend(
-        *perplexity.get_legend_handles_labels(), frameon=False, fontsize=8, loc="outside lower center", ncols=4
-    )
-    figure.savefig(path, dpi=dpi)
-
-
-def _means(points: Iterable[tuple[int, float]]) -> tuple[list[int], list[float]]:
-    found: dict[int, list[float]] = {}
-    for length, value in points:
-        found.setdefault(length, []).append(value)
-    return sorted(found), [sum(found[length]) / len(found[length]) for length in sorted(found)]

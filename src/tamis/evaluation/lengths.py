@@ -11,7 +11,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from statistics import fmean
 from typing import Any
 
@@ -22,7 +21,6 @@ from tamis.data.tasks import SequenceTask, stream
 from tamis.evaluation.table import Table
 from tamis.models.causal_lm import CausalLM
 from tamis.nn.modes import evaluating
-from tamis.report.plots import COLOURS, check_figure
 from tamis.settings import LARGEST_SEED, Config, at_least, numbers
 
 
@@ -139,39 +137,13 @@ Scores = Mapping[str, Sequence[Sequence[LengthScore]]]
 """The scores of runs, those of one mechanism under its name."""
 
 
-def draw_lengths(scores: Scores, path: Path, title: str = "") -> None:
-    """Exact match and token accuracy against length, one line for each mechanism: the mean of its runs."""
-    figure = check_figure(path)(figsize=(8, 3.2), layout="constrained")
-    figure.suptitle(title, fontsize=10)
-    for panel, share in zip(figure.subplots(1, 2, sharey=True), ("exact_match", "token_accuracy"), strict=True):
-        for place, (name, runs) in enumerate(scores.items()):
-            _draw_mechanism(panel, runs, share, COLOURS[place % len(COLOURS)], name)
-        panel.set_xscale("log", base=2)
-        panel.xaxis.set_major_formatter(lambda value, _: f"{value:g}x")
-        panel.set(xlabel="length, of that in training", ylim=(-3, 103))
-        panel.set_title(f"{share.replace('_', ' ')}, %", fontsize=9)
-        panel.spines[["top", "right"]].set_visible(False)
-    handles, labels = figure.axes[0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center", ncols=4, frameon=False, fontsize=8)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=200)
-
-
-def _draw_mechanism(panel: Any, runs: Sequence[Sequence[LengthScore]], share: str, colour: str, name: str) -> None:
-    found = _percents(runs, share)
-    panel.plot(found.keys(), [fmean(values) for values in found.values()], color=colour, marker="o", ms=4, label=name)
-    if len(runs) > 1:
-        points = [(multiple, value) for multiple, values in found.items() for value in values]
-        panel.scatter(*zip(*points, strict=True), color=colour, s=6, alpha=0.5)
-
-
 def lengths_table(scores: Scores, share: str = "exact_match") -> str:
     """What `draw_lengths` draws, as a table of Markdown: means, with the least and the greatest of several runs."""
     title = f"{share.replace('_', ' ')}, %"
-    return Table(title, {name: _percents(runs, share) for name, runs in scores.items()}, unit="x").describe()
+    return Table(title, {name: percents(runs, share) for name, runs in scores.items()}, unit="x").describe()
 
 
-def _percents(runs: Sequence[Sequence[LengthScore]], share: str) -> dict[float, list[float]]:
+def percents(runs: Sequence[Sequence[LengthScore]], share: str) -> dict[float, list[float]]:
     """Of all runs, by ascending multiple."""
     found: dict[float, list[float]] = {}
     for score in sorted((score for run in runs for score in run), key=lambda score: score.multiple):

@@ -15,6 +15,7 @@ from typing import Any, ClassVar, NamedTuple, NoReturn, Protocol, Self
 from torch import Tensor, nn
 
 from tamis.analysis.metrics import AttentionMetrics
+from tamis.analysis.shown import ShownSentence
 from tamis.analysis.sites import attention_sites
 from tamis.analysis.tokens import Sentences
 from tamis.evaluation.dispersion import DispersionConfig
@@ -51,9 +52,10 @@ class Material:
     """How many of them there are."""
     loss: Callable[[], float]
     """On a sample of them, for silencing each head in turn."""
-    pieces: Callable[[Tensor], list[str]]
-    """How the tokens of a target are written."""
-    source_pieces: Callable[[Tensor], list[str]] | None = None
+    tokens: Callable[[int, ShownSentence], dict[str, Any]]
+    """How the tokens of a sentence that is looked at are written, by its number: what "tokens" of analysis.json holds."""
+    translates: bool = False
+    """Whether there are sources, to shuffle."""
     numbers: Sequence[int] = ()
     """Of the sentences whose weights are kept to look at."""
     extracts: Sequence[Sentences] = ()

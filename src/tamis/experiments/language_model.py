@@ -250,7 +250,7 @@ class LanguageModel(Experiment):
             sentences=lambda: sentences(rows),
             batches=len(rows),
             loss=lambda: self._log_perplexity(loaded, sample),
-            pieces=lambda ids: loaded.vocabulary.pieces(ids.tolist()),
+            tokens=lambda _, sentence: {"source": [], "target": loaded.vocabulary.pieces(sentence.target.tolist())},
             extracts=list(sentences(extracts)),
             growing=longer,
         )
@@ -283,7 +283,7 @@ class LanguageModel(Experiment):
 
     def draw(self, systems: Mapping[str, Sequence[OpenRun]], path: Path, dpi: int) -> str:
         """Perplexity and pass keys against length."""
-        from tamis.evaluation.language import draw_language
+        from tamis.report.lengths import draw_language
 
         draw_language({name: [run.folder.evaluated() for run in runs] for name, runs in systems.items()}, path, dpi)
         return self.compare(systems, None).describe()

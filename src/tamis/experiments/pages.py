@@ -6,13 +6,14 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from tamis.analysis.files import read_arrays
+from tamis.analysis.shown import shown_sentences
 from tamis.experiments.base import Experiment, Folders, OpenRun, one_kind
 from tamis.experiments.folder import RunFolder
 from tamis.experiments.kinds import open_run
 from tamis.experiments.stages import different_settings
 from tamis.files import replacing
 from tamis.report import ReportRun, content, page
-from tamis.report.plots import check_format
+from tamis.report.drawing import check_format
 from tamis.report.plots import plot as plot_heads
 
 Systems = Sequence[Path] | Mapping[str, Sequence[Path]]
@@ -122,7 +123,7 @@ def _analysed(run: RunFolder, name: str) -> ReportRun:
     return ReportRun(
         name=name,
         analysis=analysis,
-        arrays={key: array.numpy() for key, array in read_arrays(run.arrays).items()},
+        shown=shown_sentences(read_arrays(run.arrays)),
         evaluation=run.read_evaluation() or {},
         records=run.records(),
         mechanism=open_run(run.path).experiment.mechanism() if run.recipe.is_file() else None,

@@ -30,7 +30,6 @@ from tamis.evaluation.lengths import (
     LengthsConfig,
     LengthScore,
     Scores,
-    draw_lengths,
     lengths_table,
     score_length,
     score_lengths,
@@ -53,6 +52,7 @@ from tamis.models.causal_lm import CausalLM, CausalLMConfig
 from tamis.models.config import ModelConfig
 from tamis.models.pretrained import PretrainedModel
 from tamis.nn.modes import evaluating
+from tamis.report.lengths import draw_lengths
 from tamis.settings import choose_device
 from tamis.training.journal import Display
 from tamis.training.protocol import Task
@@ -176,7 +176,7 @@ class GeneratedSequences(Experiment):
             sentences=lambda: _sentences(task, ANALYSED, high),
             batches=len(list(_sentences(task, ANALYSED, high))),
             loss=lambda: self._loss(model, sample),
-            pieces=lambda ids: [_piece(task, number) for number in ids.tolist()],
+            tokens=lambda _, sentence: {"source": [], "target": [_piece(task, n) for n in sentence.target.tolist()]},
             extracts=list(_sentences(task, shown, low)) if shown else (),
             growing={n: self._texts(4, n, 0) for n in (high, 2 * high, 4 * high)},
         )

@@ -193,17 +193,11 @@ def analyze(
     found = _analysis(material, display)
     result: dict[str, Any] = {"name": experiment.name, "data": material.data, **found.to_dict()}
     result["tokens"] = {
-        str(number): {
-            "source": material.source_pieces(sentence.source)
-            if material.source_pieces is not None and sentence.source is not None
-            else [],
-            "target": material.pieces(sentence.target),
-        }
-        for number, sentence in found.shown.items()
+        str(number): material.tokens(number, sentence) for number, sentence in found.shown.items()
     }
     if records := run.records():
         result["trajectories"] = alpha_trajectories(records).to_dict()
-    if material.source_pieces and any(share for site in found.sites.values() for share in site.null_share):
+    if material.translates and any(share for site in found.sites.values() for share in site.null_share):
         result["null_signal"] = null_signal(material.model, _tracked(material, display, "null attention")).to_dict()
     with display.track("without each head", count_heads(material.model) + 1) as advance:
         result["importance"] = head_importance(material.model, counted(material.loss, advance)).to_dict()

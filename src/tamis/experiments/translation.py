@@ -22,7 +22,7 @@ from typing import Any, ClassVar
 
 from tamis.analysis.capture import capture
 from tamis.analysis.metrics import AttentionMetrics
-from tamis.analysis.tokens import Sentences
+from tamis.analysis.tokens import Sentences, named_tokens
 from tamis.data.batching import Batch, Updates, collate, split_batch, spread
 from tamis.data.corpus import Limits, ParallelCorpus, build_corpus
 from tamis.data.prepare import DataConfig, Prepared, VocabularyConfig, prepare
@@ -198,8 +198,9 @@ class Translation(Experiment):
     def material(self, run: RunFolder, data: Any, device: str | None, shown: int) -> Material:
         loaded = Translator.load(run.path, device)
         text = self.data.valid if data is None else data
+        pairs = self.whole_text(text)
         with tempfile.TemporaryDirectory() as scratch:
-            batches, sample = _batches(loaded, self.whole_text(text), Path(scratch))
+            batches, sample = _batches(loaded, pairs, Path(scratch))
         grammar = isinstance(text, str) and text.startswith("grammar:")
         languages = ("en", "de") if grammar else (self.data.source_language, self.data.target_language)
         sides = loaded.source_vocabulary, loaded.target_vocabulary
@@ -209,8 +210,11 @@ class Translation(Experiment):
             sentences=lambda: (Sentences.of_batch(batch, *sides, languages) for batch in batches),
             batches=len(batches),
             loss=lambda: _log_perplexity(loaded, sample),
-            pieces=lambda ids: loaded.target_vocabulary.pieces(ids.tolist()),
-            source_pieces=lambda ids: loaded.source_vocabulary.pieces(ids.tolist()),
+            tokens=lambda number, sentence: {
+                **named_tokens(loaded.source_vocabulary, "source", sentence.source, pairs[number].source),
+                **named_tokens(loaded.target_vocabulary, "target", sentence.target, pairs[number].target),
+            },
+            translates=True,
             numbers=sorted(number for batch in batches for number in batch.indices)[:shown],
             further=lambda: {} if self.data.gold is None else {"alignment": _alignment(loaded, self.data.gold)},
         )

@@ -10,7 +10,7 @@ from torch import nn
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from tamis.hf import specs
-from tamis.hf.interface import IMPLEMENTATION, LAYER_INPUT
+from tamis.hf.interface import IMPLEMENTATION, LAYER_INPUT, honour_sparse_outputs
 from tamis.hf.part import AttentionPart
 from tamis.hf.sites import PART, AttentionSite, find_sites, parts_of
 from tamis.hf.specs import Spec
@@ -70,6 +70,8 @@ def densify(model: Model) -> Model:
     for module, part in list(parts_of(model)):
         part.input_hook.remove()
         delattr(module, PART)
+    for hook in model.__dict__.pop("sparse_output_hooks", ()):
+        hook.remove()
     for config, implementation in remembered:
         config._attn_implementation_internal = implementation
     delattr(model.config, PART)
@@ -90,6 +92,9 @@ def install(model: PreTrainedModel, sites: list[AttentionSite], chosen: Mapping[
         elif not hasattr(site.module, PART):
             _put(site, SoftmaxAttention(), {"name": "softmax"})
     _switch(model, sites)
+    if "sparse_output_hooks" not in model.__dict__:
+        inner = [module for module in model.modules() if isinstance(module, PreTrainedModel)]
+        model.__dict__["sparse_output_hooks"] = [hook for module in inner for hook in honour_sparse_outputs(module)]
     written = {part.site: part.spec for _, part in parts_of(model)}
     setattr(model.config, PART, {"version": VERSION, "sites": written})
 

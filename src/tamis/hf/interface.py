@@ -8,17 +8,20 @@ query then sits on the first key, as in the prefill of a static cache.
 from __future__ import annotations
 
 import functools
+from contextvars import ContextVar
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
 from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.masking_utils import sdpa_mask
 
 # Not public, but all there is: GPT-2 does not tell its layers that the caller asked for weights.
 from transformers.utils.output_capturing import _active_collector
 
+from tamis.functional import SparseWeights
 from tamis.functional.sharding import active
 from tamis.hf.part import AttentionPart
 from tamis.hf.sites import PART
@@ -74,7 +77,7 @@ def attention_forward(
     *,
     implementation: str,
     **kwargs: Any,
-) -> tuple[Tensor, Tensor | None]:
+) -> tuple[Tensor, Tensor | SparseWeights | None]:
     """(B, H, Lq, D), (B, Hk, Lk, D), (B, Hk, Lk, Dv) to (B, Lq, H, Dv), and weights if the caller asked for them."""
     for name, what in _CANNOT_HONOUR.items():
         if kwargs.get(name) is not None:
@@ -94,11 +97,43 @@ def attention_forward(
         "enable_gqa": key.shape[1] != heads,
     }
     merged = part(query, key, value, dropout_p=dropout, **options)
-    weights = None
-    if _wants_weights(kwargs):
+    weights: Tensor | SparseWeights | None = None
+    if _wants_weights(kwargs) and _asked_for_non_zeros.get() is not None:
+        found = part.mechanism.sparse_weights(query, key, **options)
+        weights = SparseWeights(found.crow, found.col, found.val.to(query.dtype), (*found.shape[:3], num_keys))
+    elif _wants_weights(kwargs):
         weights = part.mechanism.weights(query, key, **options).to(query.dtype)
         weights = F.pad(weights, (0, num_keys - key.shape[2]))
     return merged.unflatten(-1, (heads, value.shape[3])), weights
+
+
+_asked_for_non_zeros: ContextVar[nn.Module | None] = ContextVar("asked_for_non_zeros", default=None)
+"""The model that is being called with ``output_attentions="sparse"``."""
+
+
+def honour_sparse_outputs(model: nn.Module) -> list[RemovableHandle]:
+    """Let a model of transformers take ``output_attentions="sparse"``; the hooks, to be removed."""
+    return [
+        model.register_forward_pre_hook(_note_non_zeros, with_kwargs=True),
+        model.register_forward_hook(_forget_non_zeros, always_call=True),
+    ]
+
+
+def _note_non_zeros(
+    model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
+    wanted = kwargs.get("output_attentions")
+    if not isinstance(wanted, str):
+        return None
+    if wanted != "sparse":
+        raise ValueError(f'output_attentions must be True, False or "sparse", got {wanted!r}')
+    _asked_for_non_zeros.set(model)
+    return args, {**kwargs, "output_attentions": True}
+
+
+def _forget_non_zeros(model: nn.Module, *_: Any) -> None:
+    if _asked_for_non_zeros.get() is model:
+        _asked_for_non_zeros.set(None)
 
 
 def _part(module: nn.Module, implementation: str) -> AttentionPart:

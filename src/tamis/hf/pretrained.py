@@ -48,7 +48,7 @@ def from_pretrained(
         raise ValueError(f"{path} holds no model with sparse attention: load it with transformers, then sparsify it")
     if written.get("version") != VERSION:
         raise ValueError(f"{path} must have settings of version {VERSION}, got {written.get('version')}: update tamis")
-    built = _class_of(config) if model_class is None else model_class
+    built = class_of(config) if model_class is None else model_class
     with _not_reporting_ours(built):
         model = built.from_pretrained(path, **loading)
     sites = find_sites(model)
@@ -57,7 +57,7 @@ def from_pretrained(
     return model
 
 
-def _class_of(config: PreTrainedConfig) -> type[PreTrainedModel]:
+def class_of(config: PreTrainedConfig) -> type[PreTrainedModel]:
     names = config.architectures or []
     found = getattr(transformers, names[0], None) if names else None
     if found is None:

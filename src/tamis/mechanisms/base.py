@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from tamis import functional
 from tamis.attention.rules import Rule
-from tamis.functional import Statistics
+from tamis.functional import SparseWeights, Statistics
 from tamis.mechanisms.reach import attention_in_reach
 
 _NOT_ABOUT_VISIBILITY = ("dropout_p", "generator", "backend", "scale", "alibi_slopes")
@@ -105,6 +105,13 @@ class Mechanism(nn.Module):
         """The dense weights (B, H, Lq, Lk)."""
         query, rule = self.resolve(query, key, hidden, options)
         return functional.attention_weights(query, key, rule=rule, **options)
+
+    def sparse_weights(
+        self, query: Tensor, key: Tensor, *, hidden: Tensor | None = None, **options: Any
+    ) -> SparseWeights:
+        """The exact non-zeros of `weights`, in memory linear in their number."""
+        query, rule = self.resolve(query, key, hidden, options)
+        return functional.sparse_attention_weights(query, key, rule=rule, **options)
 
     def statistics(self, query: Tensor, key: Tensor, *, hidden: Tensor | None = None, **options: Any) -> Statistics:
         """Support size, zero share, entropy, null share and mean distance per head."""

@@ -90,3 +90,14 @@ def plugins_of(config: dict[str, Any]) -> list[str]:
         if registry is not None:
             found.append(registry.plugin_of(spec.get("name") if isinstance(spec, dict) else spec))
     return sorted({plugin for plugin in found if plugin is not None})
+
+
+def saved_class(folder: Path) -> str:
+    """The name of the class that a folder was saved by; "" if config.json does not say."""
+    if not (folder / CONFIG).is_file():
+        raise FileNotFoundError(f"{folder} holds no {CONFIG}: is it a folder that save_pretrained wrote?")
+    try:
+        values = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{folder / CONFIG} is not JSON: {error}") from error
+    return str(values.get("model", "")) if isinstance(values, dict) else ""

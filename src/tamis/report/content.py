@@ -5,16 +5,19 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import PurePath
 from typing import Any
 
-import numpy as np
+import torch
 
-from tamis.report.packing import Array, pack
+from tamis.analysis.figures import page_columns
+from tamis.analysis.shown import ShownSentence
+from tamis.functional import SparseWeights
+from tamis.report.packing import pack
+from tamis.report.writing import Writing
 
-SPACES = ("\u2581", "\u0120")
-"""What stands for a space before a word, in SentencePiece and in byte-level vocabularies."""
 FROM_ANALYSIS = (
-    "sentences", "data", "offsets", "density_bins", "thresholds", "summary", "density_histograms", "alphas",
+    "sentences", "offsets", "density_bins", "thresholds", "summary", "density_histograms", "alphas",
     "trajectories", "named_heads", "sites", "support_by_length", "scales", "importance", "alignment", "null_signal",
 )  # fmt: skip
 
@@ -25,9 +28,9 @@ class ReportRun:
 
     name: str
     analysis: Mapping[str, Any]
-    """As in analysis.json, with the `tokens` of the sentences to be shown."""
-    arrays: Mapping[str, Array] = field(default_factory=dict)
-    """As in analysis.npz."""
+    """As in analysis.json, with the `tokens` of the sentences to be shown: pieces, or a `Writing` for each side."""
+    shown: Mapping[int, ShownSentence] = field(default_factory=dict)
+    """The weights of those sentences, as `tamis.analysis.shown_sentences` reads them from analysis.npz."""
     evaluation: Mapping[str, Any] = field(default_factory=dict)
     """As in evaluation.json."""
     records: Sequence[Mapping[str, Any]] = ()
@@ -38,46 +41,13 @@ class ReportRun:
         """Those to be shown, by their numbers."""
         tokens = self.analysis.get("tokens", {})
         return [
-            Sentence(int(number), list(tokens[number]["source"]), list(tokens[number]["target"]), self._weights(number))
-            for number in sorted(tokens, key=int)
+            Sentence(int(number), _writing(named, "source"), _writing(named, "target"), self._weights(int(number)))
+            for number, named in sorted(tokens.items(), key=lambda item: int(item[0]))
         ]
 
-    def _weights(self, number: str) -> dict[str, SiteWeights]:
-        prefix = f"shown/{number}/"
-        sites = [name for name in self.analysis["sites"] if f"{prefix}{name}/crow" in self.arrays]
-        return {site: SiteWeights(*self._parts(prefix + site)) for site in sites}
-
-    def _parts(self, prefix: str) -> list[Array]:
-        return [self.arrays[f"{prefix}/{part}"] for part in ("crow", "col", "val", "shape")]
-
-
-@dataclass(frozen=True)
-class SiteWeights:
-    """The non-zero weights of one attention layer on one sentence."""
-
-    crow: Array
-    col: Array
-    val: Array
-    sizes: Array
-    """1, heads, queries, keys."""
-
-    @property
-    def shape(self) -> tuple[int, int, int]:
-        _, heads, queries, keys = (int(size) for size in self.sizes)
-        return heads, queries, keys
-
-    def dense(self) -> Array:
-        """(H, Lq, Lk)"""
-        heads, queries, keys = self.shape
-        found = np.zeros((heads * queries, keys), np.float32)
-        found[np.repeat(np.arange(heads * queries), np.diff(self.crow)), self.col.astype(np.int64)] = self.val
-        return found.reshape(heads, queries, keys)
-
-    def looks_back(self) -> bool:
-        """Whether no query has a weight on a key after it."""
-        heads, queries, keys = self.shape
-        row = np.repeat(np.arange(heads * queries) % max(1, queries), np.diff(self.crow))
-        return queries == keys and bool((self.col <= row).all())
+    def _weights(self, number: int) -> dict[str, SparseWeights]:
+        weights = self.shown[number].weights if number in self.shown else {}
+        return {site: weights[site] for site in self.analysis["sites"] if site in weights}
 
 
 @dataclass(frozen=True)
@@ -85,14 +55,31 @@ class Sentence:
     """One sentence of a run with its weights."""
 
     number: int
-    source: list[str]
-    target: list[str]
-    weights: dict[str, SiteWeights]
+    source: Writing
+    """Without tokens for a language model."""
+    target: Writing
+    weights: dict[str, SparseWeights]
 
     @property
     def text(self) -> tuple[str, str]:
         """Both sides as one reads them, whatever pieces they were cut into."""
-        return _text(self.source), _text(self.target)
+        return self.source.text, self.target.text
+
+    @property
+    def size(self) -> int:
+        """How many weights are not zero."""
+        return sum(weights.val.numel() for weights in self.weights.values())
+
+    def to_dict(self) -> dict[str, Any]:
+        """With its weights if they are few enough to stand in a page."""
+        shown = self.weights if self.size <= MOST_WEIGHTS else {}
+        weights = {site: {"shape": found.shape[1:], "data": pack(found)} for site, found in shown.items()}
+        too_large = {} if shown or not self.weights else {"too_large": self.size}
+        return {"source": self.source.to_dict(), "target": self.target.to_dict(), "weights": weights, **too_large}
+
+
+MOST_WEIGHTS = 8_000_000
+"""Of one sentence, in a page: about 20 MB.  For more there is `tamis explore`."""
 
 
 def content(runs: Sequence[ReportRun], title: str = "Tamis report", *, overview: bool = True) -> dict[str, Any]:
@@ -107,7 +94,8 @@ def content(runs: Sequence[ReportRun], title: str = "Tamis report", *, overview:
         places = [known.setdefault((sentence.number, sentence.text), len(known)) for sentence in sentences]
         shown.append(_run(run, dict(zip(places, sentences, strict=True))))
     listed = [{"number": number, "source": source, "target": target} for number, (source, target) in known]
-    return _finite({"title": title, "overview": overview, "sentences": listed, "runs": shown})
+    columns = page_columns()
+    return finite({"title": title, "overview": overview, "columns": columns, "sentences": listed, "runs": shown})
 
 
 def _run(run: ReportRun, sentences: Mapping[int, Sentence]) -> dict[str, Any]:
@@ -117,8 +105,10 @@ def _run(run: ReportRun, sentences: Mapping[int, Sentence]) -> dict[str, Any]:
         "figures": figures(run),
         "curves": curves(run.records),
         **{name: run.analysis[name] for name in FROM_ANALYSIS if name in run.analysis},
+        "data": names_of_data(run.analysis.get("data")),
+        "lengths": by_length(run.evaluation),
         "causal": _causal(run, list(sentences.values())),
-        "shown": {str(place): _shown(sentence) for place, sentence in sentences.items()},
+        "shown": {str(place): sentence.to_dict() for place, sentence in sentences.items()},
     }
 
 
@@ -138,6 +128,21 @@ def figures(run: ReportRun) -> dict[str, Any]:
         "tokens_per_second": last["tokens"] / last["seconds"] if last else None,
     }
     return {name: value for name, value in found.items() if value is not None}
+
+
+def by_length(evaluation: Mapping[str, Any]) -> dict[str, list[list[float]]]:
+    """(tokens, value) of what a language model scores at each length of its evaluation."""
+    found: dict[str, list[list[float]]] = {}
+    perplexity, passkeys = (evaluation.get(name) for name in ("perplexity", "passkeys"))
+    for row in perplexity if isinstance(perplexity, list) else ():
+        if row["mode"] == "full":
+            found.setdefault("perplexity", []).append([row["length"], row["perplexity"]])
+    hits: dict[int, list[float]] = {}
+    for row in passkeys if isinstance(passkeys, list) else ():
+        hits.setdefault(row["length"], []).append(row["accuracy"])
+    if hits:
+        found["passkeys"] = [[length, sum(shares) / len(shares)] for length, shares in sorted(hits.items())]
+    return found
 
 
 def _with_interval(best: Mapping[str, Any]) -> dict[str, float]:
@@ -161,28 +166,31 @@ def _causal(run: ReportRun, sentences: Sequence[Sentence]) -> list[str]:
         site
         for site, figures in run.analysis["sites"].items()
         if figures["kind"] == "decoder"
-        and all(sentence.weights[site].looks_back() for sentence in sentences if site in sentence.weights)
+        and all(looks_back(sentence.weights[site]) for sentence in sentences if site in sentence.weights)
     ]
 
 
-def _shown(sentence: Sentence) -> dict[str, Any]:
-    weights = {
-        site: {"shape": found.shape, "data": pack(found.crow, found.col, found.val)}
-        for site, found in sentence.weights.items()
-    }
-    return {"source": sentence.source, "target": sentence.target, "weights": weights}
+def looks_back(weights: SparseWeights) -> bool:
+    """Whether no query has a weight on a key after it."""
+    _, heads, queries, keys = weights.shape
+    row = (torch.arange(heads * queries) % max(1, queries)).repeat_interleave(weights.crow.diff())
+    return queries == keys and bool((weights.col <= row).all())
 
 
-def _text(pieces: Sequence[str]) -> str:
-    words = [piece for piece in pieces if piece not in ("<s>", "</s>")]
-    mark = next((mark for mark in SPACES if any(word.startswith(mark) for word in words)), None)
-    return " ".join(words) if mark is None else "".join(words).replace(mark, " ").strip()
+def names_of_data(data: Any) -> list[str]:
+    """What texts are called, without the folders they lie in: a page is sent to others."""
+    listed = data if isinstance(data, list | tuple) else [] if data is None else [data]
+    return [PurePath(str(name)).name if PurePath(str(name)).is_absolute() else str(name) for name in listed]
 
 
-def _finite(value: Any) -> Any:
+def _writing(named: Mapping[str, Any], side: str) -> Writing:
+    return named[side] if isinstance(named[side], Writing) else Writing.of_analysis(named, side)
+
+
+def finite(value: Any) -> Any:
     """With null for what JSON has no number for."""
     if isinstance(value, Mapping):
-        return {str(key): _finite(item) for key, item in value.items()}
+        return {str(key): finite(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_finite(item) for item in value]
+        return [finite(item) for item in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value

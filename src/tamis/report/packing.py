@@ -1,9 +1,9 @@
-"""The non-zero weights of one attention layer as a short string that the page unpacks.
+"""The non-zero weights of one attention layer as bytes that the page unpacks.
 
-    zlib( non-zeros of each row | gaps between the keys of a row | upper three bytes of each weight, byte by byte )
+    width | non-zeros of each row | gaps between the keys of a row | upper three bytes of each weight, byte by byte
 
-as base64.  Three bytes of an fp32 are exact to 1.6e-5, which is more than a page can show, and the bytes that are alike
-stand next to one another, so that they compress.
+`width` is 2 or 4, the bytes of a count and of a gap, and takes 4 bytes itself.  Three bytes of an fp32 are exact to
+1.6e-5, which is more than a page can show, and bytes that are alike stand next to one another, so that they compress.
 """
 
 from __future__ import annotations
@@ -15,20 +15,26 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from tamis.functional import SparseWeights
+
 Array = npt.NDArray[Any]
-MOST_KEYS = 1 << 16
 
 
-def pack(crow: Array, col: Array, val: Array) -> str:
-    """From compressed rows: where each begins, the key of each weight, and the weights."""
+def pack(weights: SparseWeights) -> str:
+    """Compressed and as text, to stand in a page."""
+    return base64.b64encode(zlib.compress(packed(weights), 9)).decode("ascii")
+
+
+def packed(weights: SparseWeights) -> bytes:
+    """Of one sentence."""
+    crow, col, val = (part.numpy() for part in weights[:3])
     counts = np.diff(crow)
     gaps = np.diff(col.astype(np.int64), prepend=0)
     first = crow[:-1][counts > 0]
     gaps[first] = col[first]
-    if max(counts.max(initial=0), gaps.max(initial=0)) >= MOST_KEYS:
-        raise ValueError(f"a sentence to be shown may have {MOST_KEYS - 1:,} tokens at most")
-    parts = (counts.astype("<u2").tobytes(), gaps.astype("<u2").tobytes(), _upper_bytes(val))
-    return base64.b64encode(zlib.compress(b"".join(parts), 9)).decode("ascii")
+    width = 2 if max(counts.max(initial=0), gaps.max(initial=0)) < 1 << 16 else 4
+    parts = (counts.astype(f"<u{width}"), gaps.astype(f"<u{width}"))
+    return b"".join((np.uint32(width).astype("<u4").tobytes(), *(part.tobytes() for part in parts), _upper_bytes(val)))
 
 
 def _upper_bytes(val: Array) -> bytes:

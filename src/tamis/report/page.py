@@ -10,23 +10,30 @@ from collections.abc import Mapping
 from importlib.resources import files
 from typing import Any
 
+from tamis.report.palette import as_css, palette
+
 SCRIPTS = (
     "dom.js", "theme.js", "numbers.js", "data.js", "svg.js", "chart.js", "figures.js", "training.js", "sparsity.js",
-    "roles.js", "tables.js", "named.js", "overview.js", "state.js", "matrix.js", "links.js", "heads.js", "rows.js",
-    "explorer.js", "keyboard.js", "main.js",
+    "roles.js", "tables.js", "named.js", "overview.js", "state.js", "tiles.js", "matrix.js", "links.js", "heads.js",
+    "rows.js", "writing.js", "live.js", "explorer.js", "keyboard.js", "main.js",
 )  # fmt: skip
 """In the order in which they are put together."""
 
 
-def page(content: Mapping[str, Any]) -> str:
-    """The page for what :func:`tamis.report.content` made.  It asks no network for anything, and may not."""
+def page(content: Mapping[str, Any], *, live: bool = False) -> str:
+    """The page for what :func:`tamis.report.content` made.  It asks no network for anything, and may not.
+
+    The page of a server, `live`, may ask that server and nobody else.
+    """
     script = "'use strict';\n(() => {\n" + "\n".join(map(_asset, SCRIPTS)) + "\n})();\n"
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode("ascii")
+    asked = "'self'" if live else "'none'"
     parts = {
         "title": html.escape(str(content["title"])),
         "policy": f"default-src 'none'; script-src 'sha256-{digest}'; style-src 'unsafe-inline'; img-src blob: data:; "
-        "base-uri 'none'; form-action 'none'",
-        "style": _asset("style.css"),
+        f"connect-src {asked}; base-uri 'none'; form-action 'none'",
+        "style": f"{as_css()}\n{_asset('style.css')}",
+        "palette": embedded(palette()),
         "content": embedded(content),
         "script": script,
     }

@@ -13,19 +13,28 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from tamis.report.content import SPACES, ReportRun
+from tamis.analysis.figures import FIGURES as MEASURED
+from tamis.report.content import ReportRun, looks_back
+from tamis.report.drawing import (
+    COLOURS,
+    DPI,
+    bare,
+    check_format,
+    draw_weights,
+    figure_class,
+    label,
+    save,
+    weights_legend,
+)
+from tamis.report.fonts import fonts_for
+from tamis.report.palette import palette
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 KINDS = {"encoder": "encoder self-attention", "decoder": "decoder self-attention", "cross": "cross-attention"}
-# Okabe and Ito's palette: told apart by colour-blind readers too.
-COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
-SUFFIXES = ("pdf", "svg", "png")
 BINS = [1 + k / 20 for k in range(21)]
-DPI, DPI_RANGE = 150, (30, 1200)
-"""Dots per inch of a png."""
 
 Runs = Sequence[ReportRun]
 
@@ -33,23 +42,21 @@ Runs = Sequence[ReportRun]
 def plot(runs: Runs, folder: Path, suffix: str = "pdf", dpi: int = DPI) -> list[Path]:
     """Draw every figure that the runs have numbers for, each into a file of its own."""
     check_format(suffix, dpi)
-    folder.mkdir(parents=True, exist_ok=True)
     written = []
-    for name, draw in FIGURES.items():
-        figure = draw(runs)
-        if figure is not None:
-            path = folder / f"{name}.{suffix}"
-            figure.savefig(path, dpi=dpi)
-            written.append(path)
+    with fonts_for(_texts(runs)):
+        for name, draw in FIGURES.items():
+            figure = draw(runs)
+            if figure is not None:
+                path = folder / f"{name}.{suffix}"
+                save(figure, path, dpi)
+                written.append(path)
     return written
 
 
-def check_format(suffix: str, dpi: int) -> None:
-    if suffix not in SUFFIXES:
-        raise ValueError(f"a figure is written as one of {', '.join(SUFFIXES)}, got {suffix!r}")
-    if not DPI_RANGE[0] <= dpi <= DPI_RANGE[1]:
-        raise ValueError(f"dpi must lie between {DPI_RANGE[0]} and {DPI_RANGE[1]}, got {dpi}")
-    _need_matplotlib()
+def _texts(runs: Runs) -> list[str]:
+    """All that pictures write of runs."""
+    told = [found for run in runs if (found := _telling(run)) is not None]
+    return [*(run.name for run in runs), *(piece for _, _, queries, keys, _ in told for piece in (*queries, *keys))]
 
 
 def alpha_histograms(runs: Runs) -> Figure | None:
@@ -68,54 +75,71 @@ def alpha_histograms(runs: Runs) -> Figure | None:
 
 
 def alpha_trajectories(runs: Runs) -> Figure | None:
-    """The alpha of every head over training."""
+    """The alpha of every head over training: a row of panels for each run, the later the layer the darker."""
     learned = [run for run in _learned(runs) if len(run.analysis.get("trajectories", {}).get("steps", ())) > 1]
     if not learned:
         return None
-    figure, panels = _panels(learned, "step", "alpha")
-    for kind, panel in panels.items():
-        for run, colour in zip(learned, _colours(learned, runs), strict=True):
-            found = run.analysis["trajectories"]
-            for site in _layers(run, kind):
+    figure, grid = _grid(learned, 1.7)
+    layers = max(len(_layers(run, kind)) for run in learned for kind in _kinds([run]))
+    for run, row in zip(learned, grid, strict=True):
+        found = run.analysis["trajectories"]
+        for kind, panel in row.items():
+            for layer, site in enumerate(_layers(run, kind)):
                 if site in found["sites"]:
-                    panel.plot(found["steps"], found["sites"][site], color=colour, linewidth=0.8)
-        panel.set_ylim(1, 2)
-    return _finish(figure, learned, runs)
+                    panel.plot(found["steps"], found["sites"][site], color=_of_layer(layer, layers), linewidth=0.9)
+            panel.set(ylim=(1, 2), yticks=(1, 1.25, 1.5, 1.75, 2))
+            panel.set_xlabel("step" if run is learned[-1] else "", fontsize=9)
+    figure.supylabel("alpha", fontsize=9)
+    _layer_legend(figure, layers)
+    return figure
 
 
 def density_histograms(runs: Runs) -> Figure:
     """Rows by the share of visible keys that got a weight; a row of panels for each run, so that none hides another."""
-    from matplotlib.figure import Figure
-
-    kinds = _kinds(runs)
-    figure = Figure(figsize=(3.1 * max(1, len(kinds)), 0.7 + 1.25 * len(runs)), layout="constrained")
-    grid = figure.subplots(len(runs), max(1, len(kinds)), sharex=True, sharey="row", squeeze=False)
-    for row, run, colour in zip(grid, runs, _colours(runs, runs), strict=True):
-        for kind, panel in zip(kinds, row, strict=False):
-            _plain(panel)
+    figure, grid = _grid(runs, 1.5)
+    for run, row, colour in zip(runs, grid, _colours(runs, runs), strict=True):
+        highest = 0.0
+        for kind, panel in row.items():
             counts = np.array(run.analysis["density_histograms"].get(kind, []), dtype=float)
             if counts.size:
-                bins = np.linspace(0, 1, counts.size + 1)
-                panel.stairs(counts / max(1.0, counts.sum()), bins, color=colour, fill=True)
-        row[0].set(xlim=(0, 1), ylim=(0, None))  # shared, so only now that they are full
-        row[0].set_ylabel(_label(run.name), fontsize=8)
-    for kind, first, last in zip(kinds, grid[0], grid[-1], strict=False):
-        first.set_title(KINDS[kind], fontsize=9)
-        last.set_xlabel("density of a row", fontsize=9)
+                shares = counts / max(1.0, counts.sum())
+                highest = max(highest, float(shares.max()))
+                panel.stairs(shares, np.linspace(0, 1, counts.size + 1), color=colour, fill=True)
+            panel.set_xlabel("density of a row" if run is runs[-1] else "", fontsize=9)
+        for panel in row.values():
+            panel.set(xlim=(0, 1), ylim=(0, 1.05 * highest or 1))
+            panel.locator_params(axis="y", nbins=4, min_n_ticks=3)
     figure.supylabel("share of rows", fontsize=9)
     return figure
+
+
+def heads(runs: Runs) -> Figure:
+    """Every figure that is declared of heads, one row of panels each; a dot is a head."""
+    declared = [figure for figure in MEASURED if figure.per_head and not figure.offsets]
+    shown = [figure for figure in declared if _has(runs, figure.name)]
+    kinds = _kinds(runs)
+    made = figure_class()(figsize=(3.1 * max(1, len(kinds)), 0.8 + 1.5 * len(shown)), layout="constrained")
+    grid = made.subplots(len(shown), max(1, len(kinds)), squeeze=False)
+    for figure, row in zip(shown, grid, strict=True):
+        for kind, panel in zip(kinds, row, strict=False):
+            bare(panel)
+            _head_dots(panel, runs, kind, figure.name)
+            _layer_axis(panel, runs, kind)
+            panel.locator_params(axis="y", nbins=4, min_n_ticks=3)
+            if not any(len(line.get_xdata()) for line in panel.lines):
+                panel.set_yticks([])
+                panel.text(0.5, 0.5, "nothing to measure", ha="center", fontsize=7, transform=panel.transAxes)
+            panel.set_title(KINDS[kind] if figure is shown[0] else "", fontsize=9)
+        row[0].set_ylabel(figure.title, fontsize=8)
+    made.supxlabel("layer, its heads sorted", fontsize=9)
+    return _finish(made, runs, runs, DOTS)
 
 
 def head_density(runs: Runs) -> Figure:
     """The mean density of every head, sorted within its layer."""
     figure, panels = _panels(runs, "layer, its heads sorted", "density")
     for kind, panel in panels.items():
-        for place, (run, colour) in enumerate(zip(runs, _colours(runs, runs), strict=True)):
-            for layer, site in enumerate(_layers(run, kind)):
-                values = sorted(run.analysis["sites"][site]["density"])
-                within = (np.arange(len(values)) + 0.5) / len(values)
-                at = layer + (place + 0.1 + 0.8 * within) / len(runs) - 0.5
-                panel.plot(at, values, ".", color=colour, markersize=5)
+        _head_dots(panel, runs, kind, "density")
         _layer_axis(panel, runs, kind)
         panel.set_ylim(0, 1.05)
     return _finish(figure, runs, runs, DOTS)
@@ -160,30 +184,33 @@ def _seen(run: ReportRun, kind: str) -> list[tuple[int, float]]:
 
 
 def attention(runs: Runs) -> Figure | None:
-    """One sentence through the first heads of the last layer of each run; what is grey is exactly 0."""
+    """One sentence through the first heads of the last layer of each run, as the page draws it."""
     shown = [(run, sentence) for run in runs if (sentence := _telling(run)) is not None]
     if not shown:
         return None
-    from matplotlib import colormaps
-    from matplotlib.figure import Figure
-
-    colours = colormaps["Blues"].with_extremes(bad="0.93")
-    heads = min(4, max(sentence[1].shape[0] for _, sentence in shown))
-    figure = Figure(figsize=(2.9 * heads + 0.6, 3.2 * len(shown)), layout="constrained")
-    for row, (run, (site, weights, queries, keys)) in zip(
-        figure.subplots(len(shown), heads, squeeze=False), shown, strict=True
-    ):
-        share = weights / np.maximum(np.abs(weights).sum(-1, keepdims=True), np.finfo(np.float32).tiny)
-        for head, panel in enumerate(row):
-            if head >= len(share):
-                panel.set_axis_off()
-                continue
-            panel.imshow(np.where(share[head] != 0, share[head], np.nan), cmap=colours, vmin=0, vmax=1, aspect="auto")
-            panel.set_xticks(range(len(keys)), keys, rotation=90, fontsize=6)
-            panel.set_yticks(range(len(queries)), queries if head == 0 else [], fontsize=6)
-            panel.set_title(f"head {head}: {(share[head] == 0).mean():.0%} exact zeros", fontsize=8)
-        row[0].set_ylabel(f"{_label(run.name)}\n{site}", fontsize=8)
+    count = min(4, max(sentence[1].shape[0] for _, sentence in shown))
+    figure = figure_class()(figsize=(2.9 * count + 0.6, 3.2 * len(shown) + 0.4), layout="constrained")
+    grid = figure.subplots(len(shown), count, squeeze=False)
+    for row, (run, (site, weights, queries, keys, causal)) in zip(grid, shown, strict=True):
+        draw_heads(row, f"{label(run.name)}\n{site}", weights, queries, keys, causal)
+    weights_legend(figure, any(sentence[4] for _, sentence in shown))
     return figure
+
+
+def draw_heads(
+    row: Sequence[Axes], name: str, weights: np.ndarray, queries: Sequence[str], keys: Sequence[str], causal: bool
+) -> None:
+    """The first heads of a layer (H, Lq, Lk), one in each panel, counted from 0 as in the code."""
+    for head, panel in enumerate(row):
+        if head >= len(weights):
+            panel.set_axis_off()
+            continue
+        draw_weights(panel, weights[head], queries, keys, causal)
+        visible = np.tril(np.ones(weights[head].shape, bool)) if causal else np.ones(weights[head].shape, bool)
+        panel.set_title(f"head {head}: {(weights[head][visible] == 0).mean():.0%} exact zeros", fontsize=8)
+        if head:
+            panel.set_yticks([])
+    row[0].set_ylabel(name, fontsize=8)
 
 
 FIGURES: dict[str, Callable[[Runs], Figure | None]] = {
@@ -191,49 +218,70 @@ FIGURES: dict[str, Callable[[Runs], Figure | None]] = {
     "alpha-trajectories": alpha_trajectories,
     "density-histograms": density_histograms,
     "head-density": head_density,
+    "heads": heads,
     "diversity": diversity,
     "positions": positions,
     "attention": attention,
 }
 
 
-def check_figure(path: Path) -> type[Figure]:
-    """What a figure that will be written there is made of; an error if it cannot be."""
-    if path.suffix.removeprefix(".") not in SUFFIXES:
-        raise ValueError(f"a figure is written as one of {', '.join(SUFFIXES)}, got {path.name!r}")
-    return _need_matplotlib()
+def _grid(runs: Runs, height: float) -> tuple[Figure, list[dict[str, Axes]]]:
+    """A row of panels for each run, one for each type of attention that some run has."""
+    kinds = _kinds(runs)
+    figure = figure_class()(figsize=(3.1 * max(1, len(kinds)), 0.7 + height * len(runs)), layout="constrained")
+    made = figure.subplots(len(runs), max(1, len(kinds)), squeeze=False)
+    for run, row in zip(runs, made, strict=True):
+        row[0].set_ylabel(label(run.name), fontsize=8)
+        for kind, panel in zip(kinds, row, strict=False):
+            bare(panel)
+            panel.set_title(KINDS[kind] if run is runs[0] else "", fontsize=9)
+    return figure, [dict(zip(kinds, row, strict=False)) for row in made]
 
 
-def _need_matplotlib() -> type[Figure]:
-    try:
-        from matplotlib.figure import Figure
-    except ModuleNotFoundError:
-        raise ImportError("figures need matplotlib: pip install 'tamis[plots]'") from None
-    return Figure
+def _head_dots(panel: Axes, runs: Runs, kind: str, name: str) -> None:
+    """A dot for each head: layers side by side, in each of them runs, in each of these heads from the lowest up."""
+    for place, (run, colour) in enumerate(zip(runs, _colours(runs, runs), strict=True)):
+        for layer, site in enumerate(_layers(run, kind)):
+            values = sorted(run.analysis["sites"][site].get(name) or ())
+            within = (np.arange(len(values)) + 0.5) / max(1, len(values))
+            at = layer + (place + 0.1 + 0.8 * within) / len(runs) - 0.5
+            panel.plot(at, values, ".", color=colour, markersize=5)
+
+
+def _has(runs: Runs, name: str) -> bool:
+    return any(site.get(name) for run in runs for site in run.analysis["sites"].values())
+
+
+def _of_layer(layer: int, layers: int) -> Any:
+    """The colour of a layer on the way from the first to the last."""
+    from matplotlib.colors import LinearSegmentedColormap
+
+    return LinearSegmentedColormap.from_list("layers", palette()["light"]["layers"])(layer / max(1, layers - 1))
+
+
+def _layer_legend(figure: Figure, layers: int) -> None:
+    from matplotlib.lines import Line2D
+
+    numbers = range(layers) if layers <= 8 else (0, layers // 2, layers - 1)
+    handles = [Line2D([], [], color=_of_layer(number, layers), label=f"layer {number}") for number in numbers]
+    figure.legend(handles=handles, loc="outside upper left", ncols=len(handles), frameon=False, fontsize=8)
 
 
 def _panels(
     runs: Runs, xlabel: str, ylabel: str, kinds: Sequence[str] = tuple(KINDS)
 ) -> tuple[Figure, dict[str, Axes]]:
     """A panel for each type of attention that some run has."""
-    from matplotlib.figure import Figure
-
     found = _kinds(runs, kinds)
-    figure = Figure(figsize=(3.1 * max(1, len(found)), 2.7), layout="constrained")
+    figure = figure_class()(figsize=(3.1 * max(1, len(found)), 2.7), layout="constrained")
     if not found:
         return figure, {}
     axes = figure.subplots(1, len(found), sharey=True, squeeze=False)[0]
     for kind, panel in zip(found, axes, strict=True):
         panel.set_title(KINDS[kind], fontsize=9)
         panel.set_xlabel(xlabel, fontsize=9)
-        _plain(panel)
+        bare(panel)
     axes[0].set_ylabel(ylabel, fontsize=9)
     return figure, dict(zip(found, axes, strict=True))
-
-
-def _plain(panel: Axes) -> None:
-    panel.tick_params(labelsize=8)
-    panel.spines[["top", "right"]].set_visible(False)
 
 
 def _kinds(runs: Runs, kinds: Sequence[str] = tuple(KINDS)) -> list[str]:
@@ -249,7 +297,7 @@ def _finish(figure: Figure, shown: Runs, every: Runs, marks: Mapping[str, Any] |
     from matplotlib.lines import Line2D
 
     if len(shown) > 1:
-        named = zip((_label(run.name) for run in shown), _colours(shown, every), strict=True)
+        named = zip((label(run.name) for run in shown), _colours(shown, every), strict=True)
         handles = [Line2D([], [], color=colour, label=name, **(marks or {})) for name, colour in named]
         figure.legend(handles=handles, loc="outside upper left", ncols=len(shown), frameon=False, fontsize=8)
     return figure
@@ -275,19 +323,17 @@ def _colours(some: Runs, every: Runs) -> list[str]:
     return [of_run[run.name] for run in some]
 
 
-def _telling(run: ReportRun) -> tuple[str, Any, list[str], list[str]] | None:
-    """The first sentence of middling length through the last layer: its site, weights (H, Lq, Lk), queries and keys."""
+def _telling(run: ReportRun) -> tuple[str, Any, list[str], list[str], bool] | None:
+    """The first sentence of middling length through the last layer: its site, weights (H, Lq, Lk), queries, keys, and
+    whether queries see no later key."""
     sentences = [sentence for sentence in run.sentences() if sentence.weights]
     if not sentences:
         return None
-    sentence = min(sentences, key=lambda one: abs(len(one.target) - 12))
+    sentence = min(sentences, key=lambda one: abs(len(one.target.pieces) - 12))
     site = next((site for site in reversed(sentence.weights) if site.endswith("cross")), list(sentence.weights)[-1])
-    target, source = ([_label(piece) for piece in side] for side in (sentence.target, sentence.source))
     kind = run.analysis["sites"][site]["kind"]
+    target = sentence.target.labels()
+    source = sentence.source.labels() or target
     queries, keys = (source if kind == "encoder" else target), (target if kind == "decoder" else source)
-    return site, sentence.weights[site].dense(), queries, keys
-
-
-def _label(piece: str) -> str:
-    """A token or a name as matplotlib writes it: a dollar is a dollar, not the start of a formula."""
-    return piece.lstrip("".join(SPACES)).replace("$", r"\$")
+    weights = sentence.weights[site]
+    return site, weights.to_dense()[0].numpy(), queries, keys, kind == "decoder" and looks_back(weights)

@@ -36,14 +36,30 @@ function list(name, pick) {
   return { element: el('label', { class: 'choice' }, el('span', { class: 'soft' }, name), select), update };
 }
 
+// Runs that stand beside the chosen one, each on or off.
+function toggles(name) {
+  const group = el('div', { class: 'buttons', role: 'group', 'aria-label': name });
+  const update = (options, current) => {
+    const flip = (value) => (current.includes(value) ? current.filter((other) => other !== value) : [...current, value]);
+    const focused = group.contains(document.activeElement) ? document.activeElement.dataset.value : null;
+    group.replaceChildren(
+      ...options.map(([value, text]) =>
+        button(text, () => go({ others: flip(value) }), { 'data-value': value, 'aria-pressed': String(current.includes(value)) }),
+      ),
+    );
+    if (focused !== null) group.querySelector(`[data-value="${focused}"]`)?.focus();
+  };
+  return { element: el('div', { class: 'choice' }, el('span', { class: 'soft' }, name), group), update };
+}
+
 const controls = {
   run: choice('run', 'run'),
   kind: choice('attention', 'kind'),
   layer: choice('layer', 'layer'),
   head: choice('head', 'head'),
   view: choice('view', 'view'),
-  other: list('compare with', (other) => go({ other })),
-  sentence: list('sentence', (sentence) => go({ sentence, row: 0 })),
+  others: toggles('compare with'),
+  sentence: list('sentence', (sentence) => go({ sentence, row: null })),
 };
 
 const count = (size) => Array.from({ length: size }, (_, number) => [number, String(number)]);
@@ -63,8 +79,12 @@ function updateControls() {
   controls.head.update(count(run.heads(siteOf(run, state))), state.head);
   controls.view.update(Object.entries(VIEWS), state.view);
   const others = comparable(state);
-  controls.other.element.hidden = !others.length;
-  controls.other.update([[null, 'none'], ...others.map((other) => [other.number, other.name])], state.other);
+  controls.others.element.hidden = !others.length;
+  controls.others.update(
+    others.map((other) => [other.number, other.name]),
+    state.others,
+  );
+  controls.sentence.element.hidden = Boolean(content.live);
   const sentences = content.sentences
     .map((sentence, place) => [place, sentence])
     .filter(([place]) => place in run.shown);
@@ -76,7 +96,7 @@ function updateControls() {
 
 const stepSentence = (by) => {
   const own = Object.keys(runs[state.run].shown).map(Number);
-  go({ sentence: own[clamp(own.indexOf(state.sentence) + by, own.length)], row: 0 });
+  go({ sentence: own[clamp(own.indexOf(state.sentence) + by, own.length)], row: null });
 };
 
 // A run's weights for what is chosen, with all that views need to know.
@@ -95,23 +115,24 @@ async function viewOf(run) {
   };
 }
 
+// What of the declared figures stands beside a head; null rows only where there are some.
+const FACTS = ['density', 'support_size', 'normalised_entropy', 'null_share'];
+const factText = (value, { name, digits }) => (value === null || (name === 'null_share' && !value) ? null : fixed(value, digits));
+
 // What is known about a head, over all sentences and in this one.
 function facts({ run, site, head, weights, causal }) {
-  const figures = run.sites[site];
   const alpha = run.alpha(site, head);
   const change = run.importance?.change?.[site]?.[head];
   const { start, queries, keys } = weights;
   const kept = start[(head + 1) * queries] - start[head * queries];
   const all = causal ? (queries * (queries + 1)) / 2 : queries * keys;
+  const shown = content.columns.filter(({ name }) => FACTS.includes(name));
   const entries = [
     ['alpha', alpha === null ? null : fixed(alpha, 2)],
-    ['density', fixed(figures.density[head], 3)],
-    ['keys kept', fixed(figures.support_size[head], 1)],
-    ['entropy', fixed(figures.normalised_entropy[head], 2)],
-    ['null rows', figures.null_share[head] ? percent(figures.null_share[head]) : null],
+    ...shown.map((column) => [column.title, factText(valueOf({ run, site, head }, column), column)]),
     ['loss without it', isNumber(change) ? `${change < 0 ? '' : '+'}${fixed(change, 3)}` : null],
-    ['here', `${whole(kept)} of ${whole(all)} weights are not zero`],
-  ].filter(([, value]) => value !== null);
+    ['here', `${whole(kept)} of ${whole(all)} weights are not zero (${percent(kept / Math.max(1, all), kept / all < 0.01 ? 2 : 0)})`],
+  ].filter(([, value]) => value);
   const named = rolesOf(run, site, head).map(({ role, score }) =>
     el('div', { class: 'role' }, el('dt', {}, role), el('dd', {}, percent(score))),
   );
@@ -143,12 +164,12 @@ function picture(layers) {
   return whole;
 }
 
-const panelTitle = (run, text) => el('h3', {}, runs.length > 1 ? [swatch(run), `${run.name}: `] : null, text);
+const panelTitle = (run, text) => el('h2', { class: 'panel-title' }, runs.length > 1 ? [swatch(run), `${run.name}: `] : null, text);
 
 // One head: its facts, its weights, and the chosen row.
 function headPanel(view, width) {
   const { run, site, head } = view;
-  const beside = state.other === null && width > 900;
+  const beside = !state.others.length && width > 900;
   const drawn = (state.view === 'links' ? linksView : matrixView)(view, beside ? width - ROW_WIDTH - 32 : width);
   const list = el('div', { class: 'list' }, rowList(view));
   const name = `${run.name}-${site}-head-${head}-sentence-${state.sentence}`;
@@ -158,18 +179,20 @@ function headPanel(view, width) {
   ];
   const [kind, layer] = run.place(site);
   const title = panelTitle(run, `${KIND_NAMES[kind]}, layer ${layer}, head ${head}`);
+  const framed = el('div', { class: 'scroll', tabindex: 0, role: 'group', 'aria-label': `weights of ${describe(view)}` }, drawn.element);
   const element = el(
     'div',
     { class: 'panel', 'data-run': run.number },
     el('div', { class: 'title' }, title, el('div', { class: 'links' }, links)),
-    facts(view),
-    el('div', { class: beside ? 'body beside' : 'body' }, el('div', { class: 'scroll' }, drawn.element), list),
+    el('div', { class: beside ? 'body beside' : 'body' }, framed, el('div', { class: 'words' }, facts(view), list, finder(view))),
   );
-  const move = () => {
-    drawn.mark();
+  const point = () => {
+    const focused = list.contains(document.activeElement) ? document.activeElement.getAttribute('aria-label') : null;
     list.replaceChildren(...rowList(view));
+    if (focused) list.querySelector(`[aria-label="${focused}"]`)?.focus();
   };
-  return { element, move };
+  const move = () => (drawn.mark(), point());
+  return { element, move, point, view };
 }
 
 async function headsPanel(run, width) {
@@ -182,6 +205,7 @@ async function headsPanel(run, width) {
       grid,
     ),
     move() {},
+    point() {},
   };
 }
 
@@ -210,36 +234,74 @@ function shades() {
 let drawing = 0;
 let panels = [];
 
+// What a run has no picture of.
+function insteadOf(run) {
+  const size = tooLarge(run, state.sentence);
+  if (!size) return null;
+  return el(
+    'div',
+    { class: 'panel', 'data-run': run.number },
+    panelTitle(run, 'too large for a page'),
+    el('p', {}, `This text has ${whole(size)} weights that are not zero, too many for one file. The live page shows it: `, el('code', {}, `tamis explore ${run.name}`)),
+  );
+}
+
+async function panelOf(run, width, view) {
+  const missing = insteadOf(run);
+  if (missing) return { element: missing, move() {}, point() {} };
+  return state.view === 'heads' ? headsPanel(run, width) : headPanel(view, width);
+}
+
 // Draws what is chosen.  Unpacking takes a moment: a newer wish overtakes an older one.
 async function drawExplorer() {
   const own = ++drawing;
   updateControls();
   const place = byId('views');
   if (!Object.keys(runs[state.run].shown).length) {
-    place.replaceChildren(el('p', {}, 'This run keeps no sentences to look at.'));
+    place.replaceChildren(el('p', { class: 'soft' }, content.live ? 'Type a text above.' : 'This run keeps no sentences to look at.'));
+    byId('sentence').replaceChildren();
+    drawn();
     return;
   }
-  const chosen = [state.run, state.other].filter((number) => number !== null).map((number) => runs[number]);
-  const width = Math.floor(
-    place.clientWidth > 860 ? (place.clientWidth - 32 * (chosen.length - 1)) / chosen.length : place.clientWidth,
-  );
-  const made = await Promise.all(
-    chosen.map(async (run) => (state.view === 'heads' ? headsPanel(run, width) : headPanel(await viewOf(run), width))),
-  );
+  const chosen = [state.run, ...state.others].map((number) => runs[number]).filter((run) => state.sentence in run.shown);
+  const across = place.clientWidth > 860 ? Math.min(chosen.length, place.clientWidth > 1400 ? 3 : 2) : 1;
+  const width = Math.floor((place.clientWidth - 32 * (across - 1)) / across);
+  const asked = Promise.all(chosen.map((run) => (tooLarge(run, state.sentence) ? null : viewOf(run))));
+  const views = await asked.catch((error) => {
+    if (!content.live) throw error;
+    if (own === drawing) lostWeights(error);
+    return null;
+  });
+  if (!views || own !== drawing) return;
+  pointedRow = null;
+  const seen = views.filter(Boolean);
+  tellingRow = seen.length ? mostTelling(seen) : 0;
+  const made = await Promise.all(chosen.map((run, number) => panelOf(run, width, views[number])));
   if (own !== drawing) return;
   panels = made;
   place.dataset.count = chosen.length;
+  place.style.setProperty('--across', across);
   place.replaceChildren(...panels.map(({ element }) => element));
-  const { source, target } = content.sentences[state.sentence];
-  byId('sentence').replaceChildren(...[source, target].filter(Boolean).map((text) => el('p', { dir: 'auto' }, text)));
+  writeSentence();
+  if (views[0] && state.view !== 'heads') markSentence(views[0]);
   byId('shades').replaceChildren(...shades());
   drawn();
 }
 
 // Only the row changed: what is drawn stays.
 function moveRow() {
+  pointedRow = null;
   panels.forEach(({ move }) => move());
+  if (panels[0]?.view) markSentence(panels[0].view);
   drawn();
+}
+
+// The row under the pointer is shown as long as it is there.
+function follow(row) {
+  if (row === pointedRow) return;
+  pointedRow = row;
+  panels.forEach(({ point }) => point());
+  if (panels[0]?.view) markSentence(panels[0].view);
 }
 
 // Says, to who asks, what is on the screen.
@@ -254,12 +316,13 @@ function explorer() {
   ];
   controls.sentence.element.append(el('span', { class: 'buttons' }, arrows));
   controls.sentence.element.classList.add('wide');
-  const { run, kind, layer, head, view, other, sentence } = controls;
-  byId('explorer').append(
+  const { run, kind, layer, head, view, others, sentence } = controls;
+  byId('part-explorer').append(
+    ...(content.live ? [liveBox()] : []),
     el(
       'div',
       { class: 'controls' },
-      [run, other, kind, layer, head, view, sentence].map(({ element }) => element),
+      [run, others, kind, layer, head, view, sentence].map(({ element }) => element),
     ),
     el('div', { id: 'sentence' }),
     el('div', { id: 'shades' }),
@@ -267,15 +330,15 @@ function explorer() {
   );
   watchers.push((before) => {
     if (state.part !== 'explorer') return;
-    const same = Object.keys(state).every((name) => name === 'row' || before[name] === state[name]);
+    const same = Object.keys(state).every((name) => name === 'row' || String(before[name]) === String(state[name]));
     if (same && before.row !== state.row) moveRow();
     else drawExplorer();
   });
   theme.listeners.push(() => state.part === 'explorer' && drawExplorer());
   let width = 0;
   new ResizeObserver(() => {
-    const now = byId('explorer').clientWidth;
+    const now = byId('part-explorer').clientWidth;
     if (now && width && now !== width) drawExplorer();
     width = now;
-  }).observe(byId('explorer'));
+  }).observe(byId('part-explorer'));
 }

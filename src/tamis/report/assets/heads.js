@@ -13,7 +13,7 @@ async function headsView(run, { sentence, kind }, width) {
     const heads = Array.from({ length: weights.heads }, (_, head) =>
       smallHead({ run, site, weights, head, layer, kind, causal: run.causal.includes(site) }, side),
     );
-    return el('div', { class: 'layer' }, el('h4', {}, `layer ${layer}`), el('div', { class: 'smalls' }, heads));
+    return el('div', { class: 'layer' }, el('h3', {}, `layer ${layer}`), el('div', { class: 'smalls' }, heads));
   });
   return el('div', {}, await Promise.all(rows));
 }
@@ -23,18 +23,19 @@ function smallHead(view, side) {
   const ratio = weights.queries / Math.max(1, weights.keys);
   const [width, height] = [side / Math.max(1, ratio), side * Math.min(1, ratio)].map((size) => Math.max(8, size));
   const [canvas, context] = sharp(width, height, { 'aria-hidden': true });
-  paintWeights(context, view, { left: 0, top: 0, width, height }, theme.colours);
+  const cell = Math.min(width / Math.max(1, weights.keys), height / Math.max(1, weights.queries));
+  paintWeights(context, view, { left: 0, top: 0, cell, box: { left: 0, top: 0, width, height } }, theme.colours);
   const alpha = run.alpha(site, head);
   const text = [
     `head ${head}`,
     alpha === null ? null : `alpha ${fixed(alpha, 2)}`,
-    `density ${fixed(run.sites[site].density[head], 2)}`,
+    `density ${fixed(run.sites[site].density[head] ?? densityHere(view), 2)}`,
   ].filter(Boolean);
   const roles = rolesOf(run, site, head);
   const made = button(
     [
       canvas,
-      el('span', { class: 'name' }, text[0]),
+      el('span', { class: 'name' }, el('span', { class: 'unseen' }, `layer ${layer} `), text[0]),
       text.slice(1).map((fact) => el('small', {}, fact)),
       el('small', { class: 'role' }, roles.map(({ role }) => role).join(', ')),
     ],
@@ -42,7 +43,6 @@ function smallHead(view, side) {
     {
       class: 'small',
       'aria-current': String(layer === state.layer && head === state.head),
-      'aria-label': `layer ${layer}, ${text.join(', ')}`,
       'data-layer': layer,
       'data-head': head,
       'data-run': run.number,
@@ -50,6 +50,12 @@ function smallHead(view, side) {
   );
   made.style.width = `${side + 18}px`;
   return made;
+}
+
+// The share of weights that are not zero, where no analysis has the mean over many texts.
+function densityHere({ weights, head, causal }) {
+  const { start, queries, keys } = weights;
+  return (start[(head + 1) * queries] - start[head * queries]) / Math.max(1, causal ? (queries * (queries + 1)) / 2 : queries * keys);
 }
 
 const rolesOf = (run, site, head) =>

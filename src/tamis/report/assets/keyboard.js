@@ -1,7 +1,8 @@
 // Keys, and the panel that lists them.
 
 const next = (all, current) => all[(all.indexOf(current) + 1) % all.length];
-const nextRun = () => next([null, ...comparable(state).map((run) => run.number)], state.other);
+const nextRun = () => next([null, ...comparable(state).map((run) => run.number)], state.others[0] ?? null);
+const compared = (other) => (other === null ? [] : [other]);
 
 // Each key with the step that it takes; those of the explorer do nothing elsewhere.
 const EXPLORER_KEYS = [
@@ -15,7 +16,7 @@ const EXPLORER_KEYS = [
     keys: { ArrowUp: -1, ArrowDown: 1 },
     shown: '\u2191 \u2193',
     what: 'word before, after',
-    act: (by) => go({ row: state.row + by }),
+    act: (by) => panels[0]?.view && go({ row: chosenRow(panels[0].view) + by }),
   },
   {
     keys: { '[': -1, ']': 1 },
@@ -28,11 +29,11 @@ const EXPLORER_KEYS = [
     keys: { t: 1 },
     shown: 't',
     what: 'next type of attention',
-    act: () => go({ kind: next(runs[state.run].kinds, state.kind), row: 0 }),
+    act: () => go({ kind: next(runs[state.run].kinds, state.kind), row: null }),
   },
   { keys: { v: 1 }, shown: 'v', what: 'next view', act: () => go({ view: next(Object.keys(VIEWS), state.view) }) },
   { keys: { r: 1 }, shown: 'r', what: 'next run', act: () => go({ run: (state.run + 1) % runs.length }) },
-  { keys: { c: 1 }, shown: 'c', what: 'compare with the next run, or none', act: () => go({ other: nextRun() }) },
+  { keys: { c: 1 }, shown: 'c', what: 'compare with the next run, or none', act: () => go({ others: compared(nextRun()) }) },
 ];
 const OTHER_KEYS = [
   { keys: { o: 1 }, shown: 'o', what: 'overview', act: () => go({ part: 'overview' }) },
@@ -83,15 +84,14 @@ function help() {
     el(
       'p',
       {},
-      'Point at a cell or a word for its weight; press one to choose its row. The address holds what is shown: ' +
-        'copy it to come back.',
+      'Point at a cell or a word for its weight: the list follows. Press one to keep its row. In links, switch on more ' +
+        'heads and choose from which share on links are drawn. The address holds what is shown: copy it to come back.',
     ),
     el('dl', { class: 'keys' }, [...EXPLORER_KEYS, ...OTHER_KEYS].map(line)),
     el(
       'p',
       { class: 'soft' },
-      'Layers and heads are counted from 0, as in the code. Nothing is loaded from anywhere: all of it is in this' +
-        ' file.',
+      'Layers and heads are counted from 0, as in the code. Nothing is loaded from a network.',
     ),
     button('Close', toggleHelp),
   );

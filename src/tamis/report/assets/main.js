@@ -7,8 +7,9 @@ function tabs() {
     byId('tabs').append(button(text, () => go({ part }), { 'data-part': part }));
 }
 
+// Names of parts are no names of elements: the browser would jump to the one that the address names, past the header.
 function showPart() {
-  for (const part of ['overview', 'explorer']) byId(part).hidden = state.part !== part;
+  for (const part of ['overview', 'explorer']) byId(`part-${part}`).hidden = state.part !== part;
   for (const tab of byId('tabs').children)
     tab.setAttribute('aria-current', tab.dataset.part === state.part ? 'page' : 'false');
   tip.hide();

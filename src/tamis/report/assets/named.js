@@ -2,80 +2,67 @@
 
 const MOST_NAMED = 4;
 
-// The threshold of a role, the score of a head, and what the score is.
-const ROLES = {
-  'previous position': ['position', (head) => atOffset(head, -1), 'weight on the token before'],
-  'same position': ['position', (head) => atOffset(head, 0), 'weight on the token itself'],
-  'next position': ['position', (head) => atOffset(head, 1), 'weight on the token after'],
-  'subword merging': ['subword_merging', (head) => head.merging, 'weight of a split word\u2019s pieces on one another'],
-  interrogation: ['interrogation', (head) => head.interrogation, 'weight on \u201c?\u201d from words that ask'],
-  'first token': ['first_token', (head) => head.first, 'weight on the first token'],
-  'near one-hot': ['one_hot', (head) => head.oneHot, 'rows with a weight above 0.95'],
-  null: ['null', (head) => head.nulls || null, 'rows that attend to nothing'],
-};
+// The column that gives each role, in the order in which figures are declared.
+const ROLES = content.columns.filter(({ role, listed }) => role && listed !== false);
 
-const threshold = (run, role) => run.thresholds[ROLES[role][0]];
+const threshold = (run, column) => run.thresholds[column.threshold];
 
-// A key of cross-attention has no place beside the query.
-const canHave = (role, { kind }) => ROLES[role][0] !== 'position' || kind !== 'cross';
-
-// What the data must hold for a role: how many there are at a layer, null where nobody told, and what if there is none.
-const NEEDED = {
-  'subword merging': ['split_words', 'no word is split in the data'],
-  interrogation: ['questions', 'no question in the data'],
-};
-
-function whyNobody(run, role) {
-  const [name, reason] = NEEDED[role] ?? [];
+// Why no head of a run can have a role: its data hold nothing to measure it on.
+function whyNobody(run, { counted, missing }) {
   const counts = Object.values(run.sites)
-    .map((site) => site[name])
+    .map((site) => site[counted])
     .filter(isNumber);
-  return counts.length && counts.every((count) => !count) ? reason : '\u2013';
+  return counts.length && counts.every((count) => !count) ? missing : '\u2013';
 }
 
 // The heads of a run that can have a role, best first.
 function ranked(run, role) {
-  const [, score] = ROLES[role];
-  const heads = run.everyHead().filter((head) => canHave(role, head) && isNumber(score(head)));
-  return heads.map((head) => ({ head, score: score(head) })).sort((a, b) => b.score - a.score);
+  // A key of cross-attention has no place beside the query.
+  const heads = run.everyHead().filter((head) => !(role.self_only && head.kind === 'cross'));
+  const scored = heads.map((head) => ({ head, score: valueOf(head, role) }));
+  return scored.filter(({ score }) => score).sort((a, b) => b.score - a.score);
 }
 
+// Roles that a head of some run has, and what there is to say of the others.
 function namedHeads() {
-  const roles = Object.keys(ROLES);
+  const named = (run, role) => ranked(run, role).filter(({ score }) => score >= threshold(run, role));
+  const held = ROLES.filter((role) => runs.some((run) => named(run, role).length));
   const title = (role) => [
-    el('strong', {}, role),
-    el('small', {}, `${ROLES[role][2]}, at least ${percent(threshold(runs[0], role), 0)}`),
+    el('strong', {}, role.role),
+    el('small', {}, `${role.about}, at least ${percent(threshold(runs[0], role), 0)}`),
   ];
   const csv = runs.flatMap((run) =>
-    roles.flatMap((role) =>
+    ROLES.flatMap((role) =>
       ranked(run, role).map(({ head: { kind, layer, head, alpha }, score }) => {
-        const named = score >= threshold(run, role) ? 1 : 0;
-        return [run.name, role, kind, layer, head, alpha, score, named];
+        return [run.name, role.role, kind, layer, head, alpha, score, score >= threshold(run, role) ? 1 : 0];
       }),
     ),
   );
+  const rows = held.map((role) => [title(role), ...runs.map((run) => namedCell(named(run, role)))]);
+  const others = ROLES.filter((role) => !held.includes(role));
   return card(
     {
       name: 'named-heads',
       title: 'Heads one can name',
-      caption:
-        'Heads whose score reaches the threshold of a role, best first, as type layer.head. ' +
-        'Where no head does, the nearest one is shown in grey.',
+      caption: 'Heads whose score reaches the threshold of a role, best first, as type layer.head.',
       rows: [['run', 'role', 'attention', 'layer', 'head', 'alpha', 'score', 'named'], ...csv],
     },
-    table(
-      'named',
-      [['role'], ...runs.map((run) => [[swatch(run), run.name]])],
-      roles.map((role) => [title(role), ...runs.map((run) => namedCell(run, role))]),
-    ),
+    [
+      rows.length ? table('named', [['role'], ...runs.map((run) => [[swatch(run), run.name]])], rows) : null,
+      others.length ? el('p', { class: 'soft nobody' }, 'Nobody is: ', others.map((role, place) => `${place ? '; ' : ''}${role.role} (${nearest(role)})`), '.') : null,
+    ],
   );
 }
 
-function namedCell(run, role) {
-  const all = ranked(run, role);
-  if (!all.length) return el('span', { class: 'far' }, whyNobody(run, role));
-  const named = all.filter(({ score }) => score >= threshold(run, role));
-  if (!named.length) return el('div', { class: 'far' }, scored(all[0]));
+// How near the best head comes to a role that nobody has.
+function nearest(role) {
+  const best = runs.flatMap((run) => ranked(run, role).slice(0, 1)).sort((a, b) => b.score - a.score)[0];
+  if (best) return `at most ${percent(best.score, 0)}`;
+  return runs.map((run) => whyNobody(run, role)).find((why) => why !== '\u2013') ?? 'not measured';
+}
+
+function namedCell(named) {
+  if (!named.length) return el('span', { class: 'far' }, '\u2013');
   const more = named.length - MOST_NAMED;
   return [
     named.slice(0, MOST_NAMED).map((found) => el('div', {}, scored(found))),

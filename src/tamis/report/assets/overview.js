@@ -3,7 +3,7 @@
 const figuresShown = [];
 
 const SECTIONS = [
-  ['Training', () => [trainingCurves(), ...alphaTrajectories()]],
+  ['Training', () => [trainingCurves(), scoresByLength(), ...alphaTrajectories()]],
   [
     'How sparse',
     () => [
@@ -61,19 +61,31 @@ function redraw() {
 }
 
 function overview() {
-  const section = (title, parts) => el('div', { class: 'section' }, el('h2', {}, title), parts);
+  const section = (title, parts) => el('div', { class: 'section', id: anchorOf(title) }, el('h2', { tabindex: -1 }, title), parts);
   const drawn = SECTIONS.map(([title, figures]) => [title, figures().filter(Boolean).map(figureCard)]).filter(
     ([, cards]) => cards.length,
   );
   const heads = section('Heads by name', [namedHeads(), nullSignals(), everyHeadTable()]);
-  byId('overview').append(
+  byId('part-overview').append(
     el('p', { class: 'about' }, about()),
-    runsTable(),
+    contents(['Runs', ...drawn.map(([title]) => title), 'Heads by name']),
+    el('div', { class: 'section', id: anchorOf('Runs') }, el('h2', { class: 'unseen', tabindex: -1 }, 'Runs'), runsTable()),
     ...drawn.map(([title, cards]) => section(title, cards)),
     heads,
   );
-  new ResizeObserver(redraw).observe(byId('overview'));
+  new ResizeObserver(redraw).observe(byId('part-overview'));
   theme.listeners.push(redraw);
+}
+
+const anchorOf = (title) => `section-${title.toLowerCase().replaceAll(' ', '-')}`;
+
+// Where sections begin, on a line that stays.  The address stays what it is: it names a view.
+function contents(titles) {
+  const jump = (title) => () => {
+    byId(anchorOf(title)).scrollIntoView({ block: 'start' });
+    byId(anchorOf(title)).querySelector('h2').focus({ preventScroll: true });
+  };
+  return el('nav', { id: 'contents', 'aria-label': 'Contents' }, titles.map((title) => button(title, jump(title))));
 }
 
 // What was looked at, in one sentence.

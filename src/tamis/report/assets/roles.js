@@ -12,8 +12,8 @@ const diversity = () =>
   });
 
 // Distances at which some row sees a key, each with the weight there.
-const seenOffsets = ({ run, confidence }) =>
-  run.offsets.map((offset, k) => [offset, confidence[k]]).filter(([, weight]) => isNumber(weight));
+const seenOffsets = (head) =>
+  head.run.offsets.map((offset, place) => [offset, valueOf(head, { name: 'confidence', place })]).filter(([, weight]) => isNumber(weight));
 
 function positions() {
   const heads = runs.flatMap((run) => run.everyHead()).filter((head) => head.kind !== 'cross');

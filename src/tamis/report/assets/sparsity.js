@@ -117,9 +117,9 @@ const headDensity = () =>
         'Each dot is a head, sorted within its layer: the mean share of visible keys that it gives any weight. ' +
         'Press a dot to look into the head.',
     },
-    (head) => head.density,
+    measured('density'),
     [0, 1.05],
-    (head) => `density ${fixed(head.density, 3)}${head.alpha === null ? '' : `, alpha ${fixed(head.alpha, 2)}`}`,
+    (head) => `density ${fixed(measured('density')(head), 3)}${head.alpha === null ? '' : `, alpha ${fixed(head.alpha, 2)}`}`,
   );
 
 const layerDensity = () =>
@@ -195,7 +195,7 @@ function supportByLength() {
 }
 
 const nullShare = () =>
-  runs.some((run) => run.everyHead().some((head) => head.nulls > 0)) &&
+  runs.some((run) => run.everyHead().some((head) => measured('null_share')(head) > 0)) &&
   headFigure(
     {
       name: 'null-share',
@@ -203,9 +203,9 @@ const nullShare = () =>
       caption:
         'Share of rows in which a head attends to nothing at all, as ReLU attention can; entmax and softmax never do.',
     },
-    (head) => head.nulls,
+    measured('null_share'),
     [0],
-    (head) => `${percent(head.nulls)} of rows are null`,
+    (head) => `${percent(measured('null_share')(head))} of rows are null`,
   );
 
 // The middle and the spread of the scales of ASEntmax, a figure for each run that has them.

@@ -1,5 +1,6 @@
 // What is being looked at.  It stands in the address, so that a link opens the same view:
 //   #run/type/sentence/layer/head?view=links&with=run&row=3
+// A row that nobody chose, null, is one that tells something.
 
 const VIEWS = { matrix: 'Matrix', links: 'Links', heads: 'All heads' };
 const START = {
@@ -10,8 +11,8 @@ const START = {
   layer: 0,
   head: 0,
   view: 'matrix',
-  other: null,
-  row: 0,
+  others: [],
+  row: null,
 };
 
 let state = { ...START };
@@ -39,14 +40,14 @@ function possible(wanted) {
     layer,
     head,
     view: wanted.view in VIEWS ? wanted.view : 'matrix',
-    other: others.includes(wanted.other) ? wanted.other : null,
-    row: clamp(wanted.row, rows),
+    others: wanted.others.filter((other) => others.includes(other)),
+    row: Number.isInteger(wanted.row) && rows ? clamp(wanted.row, rows) : null,
   };
 }
 
 // Runs that have the same sentence and type of attention.
 function comparable({ run, kind, sentence }) {
-  return runs.filter((other) => other.number !== run && sentence in other.shown && kind in other.layers);
+  return runs.filter((other) => other.number !== run && (content.live || sentence in other.shown) && kind in other.layers);
 }
 
 // Changes what is looked at.  The address follows without filling the history, but for going to the other part.
@@ -66,8 +67,8 @@ function hashOf(changes) {
     .join('/');
   const more = new URLSearchParams();
   if (wanted.view !== START.view) more.set('view', wanted.view);
-  if (wanted.other !== null) more.set('with', runs[wanted.other].name);
-  if (wanted.row) more.set('row', wanted.row);
+  if (wanted.others.length) more.set('with', wanted.others.map((other) => runs[other].name).join(','));
+  if (wanted.row !== null) more.set('row', wanted.row);
   const query = more.toString();
   return `#${where}${query ? `?${query}` : ''}`;
 }
@@ -79,6 +80,8 @@ function fromHash(hash) {
   const [sentence, layer, head] = numbers.map(Number);
   const more = new URLSearchParams(query);
   const named = (wanted) => runs.find((run) => run.name === wanted)?.number;
+  const others = more.has('with') ? withNames(more.get('with')) : [];
+  notice([...(named(name) === undefined ? [name] : []), ...others.filter((other) => typeof other === 'string')]);
   return {
     part: 'explorer',
     run: named(name) ?? 0,
@@ -87,9 +90,31 @@ function fromHash(hash) {
     layer,
     head,
     view: more.get('view') ?? START.view,
-    other: named(more.get('with')) ?? null,
-    row: Number(more.get('row') ?? 0),
+    others: others.filter((other) => typeof other === 'number'),
+    row: more.has('row') ? Number(more.get('row')) : null,
   };
+}
+
+// The numbers of runs whose names stand between commas, which may be part of a name; what is no name stays text.
+function withNames(text) {
+  const found = [];
+  let rest = text;
+  while (rest) {
+    const fits = runs.filter(({ name }) => rest === name || rest.startsWith(`${name},`));
+    const run = fits.sort((a, b) => b.name.length - a.name.length)[0];
+    const size = run ? run.name.length : (rest.indexOf(',') + 1 || rest.length + 1) - 1;
+    found.push(run ? run.number : rest.slice(0, size));
+    rest = rest.slice(size + 1);
+  }
+  return found;
+}
+
+// Says that an address names what is not here, in place of showing something else in silence.
+function notice(missing) {
+  const box = byId('notice');
+  box.hidden = !missing.length;
+  const there = runs.map((run) => run.name).join(', ');
+  box.textContent = missing.length ? `There is no run called ${missing.join(' or ')} here, only ${there}.` : '';
 }
 
 // An address that somebody has mangled is no reason to stop.

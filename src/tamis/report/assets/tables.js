@@ -12,7 +12,7 @@ function table(name, columns, rows) {
     ),
   );
   const made = el('table', { class: name }, el('thead', {}, el('tr', {}, head)), el('tbody', {}, body));
-  return el('div', { class: 'scroll', tabindex: 0 }, made);
+  return el('div', { class: 'scroll', tabindex: 0, role: 'group', 'aria-label': `table: ${name}` }, made);
 }
 
 // A box of the run's colour.  Its name always stands beside it.
@@ -80,28 +80,17 @@ function runsTable() {
   );
 }
 
-const atOffset = (head, offset) => head.confidence[head.run.offsets.indexOf(offset)];
-
-// Title, value, and digits of a number that is not whole.
+// Title, value, digits of a number that is not whole, and what it is.
 const HEAD_COLUMNS = [
   ['run', (head) => head.run.name],
   ['attention', (head) => head.kind],
   ['layer', (head) => head.layer, 0],
   ['head', (head) => head.head, 0],
-  ['alpha', (head) => head.alpha, 2],
-  ['density', (head) => head.density, 3],
-  ['keys kept', (head) => head.support, 1],
-  ['entropy', (head) => head.entropy, 3],
-  ['before', (head) => atOffset(head, -1), 3],
-  ['itself', (head) => atOffset(head, 0), 3],
-  ['after', (head) => atOffset(head, 1), 3],
-  ['first', (head) => head.first, 3],
-  ['one-hot', (head) => head.oneHot, 3],
-  ['merging', (head) => head.merging, 3],
-  ['merging, all words', (head) => head.paperMerging, 3],
-  ['asking', (head) => head.interrogation, 3],
-  ['null', (head) => head.nulls, 3],
-  ['loss without', (head) => head.importance, 4],
+  ['alpha', (head) => head.alpha, 2, 'learned'],
+  ...content.columns
+    .filter(({ listed }) => listed !== false)
+    .map((column) => [column.title, (head) => valueOf(head, column), column.digits, column.about]),
+  ['loss without', (head) => head.importance, 4, 'how much the loss grows without the head'],
 ];
 
 // Numbers from the largest down, text from A to Z, and what is missing last.
@@ -144,10 +133,8 @@ function everyHeadTable() {
       name: 'every-head',
       title: 'Every head',
       caption:
-        'Press the title of a column to sort by it, again to turn it round. Before, itself, after: weight on the ' +
-        'token before the query, on it, after it. Merging: over words of two pieces or more, and over all words, of ' +
-        'which those of one piece count what a token gives itself. Loss without: how much the loss grows without the ' +
-        'head.',
+        'Press the title of a column to sort by it, again to turn it round. ' +
+        columns.filter(([, , , about]) => about).map(([title, , , about]) => `${title}: ${about}`).join('; ') + '.',
       rows: [columns.map(([title]) => title), ...heads.map((head) => columns.map(([, value]) => value(head)))],
     },
     el('details', {}, el('summary', {}, `${heads.length} heads`), place),

@@ -1,36 +1,6 @@
-// Colours: those of Okabe and Ito for runs, and one ramp of lightness for weights.  All can be told apart by
-// colour-blind readers, in light and in dark.
+// Colours, by theme: those of runs, and one ramp of lightness for weights.  Pictures by matplotlib have the same.
 
-const THEMES = {
-  light: {
-    page: '#ffffff',
-    panel: '#ffffff',
-    ink: '#1c2024',
-    soft: '#5b636b',
-    line: '#d9dde1',
-    grid: '#eceef0',
-    empty: '#f6f7f8',
-    unseen: '#e3e6e9',
-    mark: '#d55e00',
-    runs: ['#0072b2', '#d55e00', '#009e73', '#b8589a', '#b07a00', '#3d3d3d', '#2f9ccf', '#7a5ea8'],
-    ramp: ['#d3e4f3', '#9ac4e4', '#5a9fd0', '#2a72ae', '#0d4581', '#06244f'],
-    layers: ['#8ab8dc', '#0c3c6e'],
-  },
-  dark: {
-    page: '#14171a',
-    panel: '#14171a',
-    ink: '#e8eaec',
-    soft: '#a2abb3',
-    line: '#3a4046',
-    grid: '#262b30',
-    empty: '#1c2125',
-    unseen: '#2a2f34',
-    mark: '#f5a25d',
-    runs: ['#56b4e9', '#f08a4b', '#2fc49a', '#dd95c2', '#e6b13c', '#c9c9c9', '#8ed0f3', '#b39ddb'],
-    ramp: ['#23405c', '#2c6690', '#3b8fb8', '#67b9c8', '#aedfc6', '#fdf6c4'],
-    layers: ['#3f6f96', '#d6ecfb'],
-  },
-};
+const THEMES = JSON.parse(byId('palette').textContent);
 
 const theme = {
   listeners: [],

@@ -44,6 +44,51 @@ function trainingCurves() {
   );
 }
 
+const AT_LENGTH = { perplexity: 'perplexity', passkeys: 'pass keys found' };
+
+// What language models score at each length; lengths stand side by side, as they grow by factors.
+function scoresByLength() {
+  const names = Object.keys(AT_LENGTH).filter((name) => runs.some((run) => run.lengths?.[name]));
+  const lengths = [...new Set(runs.flatMap((run) => names.flatMap((name) => (run.lengths?.[name] ?? []).map(([length]) => length))))].sort((a, b) => a - b);
+  const place = (length) => lengths.indexOf(length);
+  const value = (name, found) => (name === 'passkeys' ? percent(found, 0) : fixed(found, 2));
+  const every = runs.flatMap((run) => names.flatMap((name) => (run.lengths?.[name] ?? []).map(([length, found]) => [run.name, name, length, found])));
+  return (
+    names.length && {
+      name: 'lengths',
+      title: 'How far a language model carries',
+      caption: 'Perplexity of the same tokens in windows of each length, and the share of pass keys that are found in texts of that length.',
+      draw: (colours) => ({
+        panels: names.map((name) => ({
+          title: AT_LENGTH[name],
+          x: [-0.25, lengths.length - 0.75],
+          ticks: lengths.map((length, at) => [at, tickText(length)]),
+          lines: runs
+            .filter((run) => run.lengths?.[name])
+            .map((run) => ({
+              points: run.lengths[name].map(([length, found]) => [place(length), found]),
+              colour: colourOf(run, colours),
+              tip: ([at, found]) => [run.name, `${whole(lengths[at])} tokens`, `${AT_LENGTH[name]} ${value(name, found)}`],
+            })),
+        })),
+        x: { label: 'tokens' },
+        y: { own: true },
+        columns: 2,
+        entries: entriesOf(runs, colours),
+      }),
+      rows: [['run', 'figure', 'tokens', 'value'], ...every],
+    }
+  );
+}
+
+// Which colour is which layer: all of a few, the ends and the middle of many.
+function layerEntries(run, colours) {
+  const layers = Math.max(...run.kinds.map((kind) => run.layers[kind].length));
+  const some = layers <= 8 ? Array.from({ length: layers }, (_, layer) => layer) : [0, layers >> 1, layers - 1];
+  const colour = (layer) => `rgb(${along(colours.layers, layer / Math.max(1, layers - 1)).join(' ')})`;
+  return some.map((layer) => ({ name: `layer ${layer}`, colour: colour(layer) }));
+}
+
 function alphaTrajectories() {
   const some = runs.filter((run) => run.trajectories?.steps?.length > 1 && Object.keys(run.trajectories.sites).length);
   return some.map((run) => {
@@ -74,6 +119,7 @@ function alphaTrajectories() {
         })),
         x: { label: 'step' },
         y: { domain: [1, 2] },
+        entries: layerEntries(run, colours),
       }),
       rows: [
         ['attention', 'layer', 'head', 'step', 'alpha'],

@@ -1,0 +1,1 @@
+"""The page, live: type a sentence and look into the heads of any model."""
