@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -121,3 +122,16 @@ def test_the_spread_changes_queries_and_keys_alone():
     for name, tensor in usual.items():
         factor = 0.5 if name.endswith(("q_proj.weight", "k_proj.weight")) else 1.0
         torch.testing.assert_close(narrow[name], factor * tensor)
+
+
+def test_embeddings_are_as_large_as_the_config_says():
+    config = CausalLMConfig(
+        vocab_size=11, embed_dim=16, num_heads=2, num_layers=0, norm="layernorm", arrangement="post"
+    )
+    model = CausalLM(config)
+    scaled = CausalLM(replace(config, embedding_scale=4.0))
+    scaled.load_state_dict(model.state_dict())
+    tokens = torch.tensor([[1, 2, 3]])
+    torch.testing.assert_close(scaled(tokens), 4.0 * model(tokens))
+    with pytest.raises(ValueError, match=r"embedding_scale must be .* above 0"):
+        replace(config, embedding_scale=0.0)

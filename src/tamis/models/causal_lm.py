@@ -15,7 +15,7 @@ from tamis.models.pretrained import PretrainedModel
 from tamis.nn.cache import ModelCache
 from tamis.nn.layers import NORMS
 from tamis.positions import position_rows
-from tamis.settings import Config, Spec, at_least, readable
+from tamis.settings import Config, Spec, at_least, numbers, readable
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,10 +34,13 @@ class CausalLMConfig(ModelConfig):
     bias: bool = False
     dropout: float = 0.0
     attention_dropout: float = 0.0
+    embedding_scale: float = 1.0
+    """Multiplies embeddings, which start with a size of embed_dim^-0.5 a number, as Gemma does by embed_dim^0.5."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
         at_least(self, 0, "num_layers")
+        numbers(self, "embedding_scale", above=0.0)
         readable(self, read_mechanism, "mechanism")
 
 
@@ -93,7 +96,10 @@ class CausalLM(PretrainedModel):
                 starts = cu_seqlens.long()[(cu_seqlens.long()[1:, None] <= positions).sum(0)]
                 positions = positions - starts
             inner = None if mask is None else positions
-        x = self.dropout(self.position.embed(self.embedding(tokens), positions))
+        x = self.embedding(tokens)
+        if self.config.embedding_scale != 1.0:
+            x = x * self.config.embedding_scale
+        x = self.dropout(self.position.embed(x, positions))
         for number, layer in enumerate(self.layers):
             own = None if caches is None else caches[number]
             x = layer(x, is_causal=True, key_mask=mask, positions=inner, cache=own, **options)
