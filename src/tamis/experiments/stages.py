@@ -192,9 +192,7 @@ def analyze(
     material = experiment.material(run, data, device, shown)
     found = _analysis(material, display)
     result: dict[str, Any] = {"name": experiment.name, "data": material.data, **found.to_dict()}
-    result["tokens"] = {
-        str(number): material.tokens(number, sentence) for number, sentence in found.shown.items()
-    }
+    result["tokens"] = {str(number): material.tokens(number, sentence) for number, sentence in found.shown.items()}
     if records := run.records():
         result["trajectories"] = alpha_trajectories(records).to_dict()
     if material.translates and any(share for site in found.sites.values() for share in site.null_share):
