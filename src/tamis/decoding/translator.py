@@ -11,11 +11,12 @@ import torch
 
 from tamis.data.vocabulary import Vocabulary, load_vocabularies, save_vocabularies
 from tamis.decoding.alignment import CrossAttention, forced_attention, padded
-from tamis.decoding.folder import load_decoding, model_folder, save_decoding
+from tamis.decoding.folder import load_decoding, save_decoding
 from tamis.decoding.sampling import sample
 from tamis.decoding.search import Hypothesis, beam_search, greedy
 from tamis.decoding.settings import DecodingConfig
 from tamis.files import seal
+from tamis.models.loading import model_folder
 from tamis.models.seq2seq import Seq2Seq
 from tamis.settings import choose_device
 
