@@ -47,7 +47,9 @@ class SparsityCallback(TrainerCallback):
     def on_train_begin(self, args: Any, state: Any, control: Any, model: Any = None, **_: Any) -> None:
         if self.pressure:
             if not any(parameter.requires_grad for parameter in _raw_alphas(model)):
-                raise ValueError("pressure needs alphas that are trained, and this model has none: see tamis.hf.sparsify")
+                raise ValueError(
+                    "pressure needs alphas that are trained, and this model has none: see tamis.hf.sparsify"
+                )
             if args.fp16 and not args.max_grad_norm:
                 raise ValueError("with fp16 gradients are scaled until they are clipped: set max_grad_norm above 0")
 

@@ -84,7 +84,9 @@ def written_settings(config: PreTrainedConfig) -> dict[str, Any]:
     if not isinstance(written, dict):
         raise ValueError("this config holds no sparse attention: load the model with transformers, then sparsify it")
     if written.get("version") != VERSION:
-        raise ValueError(f"config.json must have settings of version {VERSION}, got {written.get('version')!r}: update tamis")
+        raise ValueError(
+            f"config.json must have settings of version {VERSION}, got {written.get('version')!r}: update tamis"
+        )
     sites = written.get("sites")
     if not isinstance(sites, dict) or not all(isinstance(spec, dict) and "name" in spec for spec in sites.values()):
         raise ValueError(f"the settings must name a mechanism for each site, got {sites!r:.200}")

@@ -114,5 +114,3 @@ def _chosen(sites: list[AttentionSite], layers: Layers | None) -> set[str]:
     if not wanted or not wanted <= known:
         raise ValueError(f"layers must be some of {sorted(known)}, got {sorted(wanted)}")
     return {site.name for site in sites if site.layer in wanted}
-
-

@@ -1,7 +1,7 @@
 """`Seq2Seq` and `CausalLM` as models of transformers: `generate`, the Trainer, pipelines and the Auto classes work.
 
-    model, tokenizer = tamis.hf.to_transformers("runs/multi30k")
-    model.save_pretrained(folder), tokenizer.save_pretrained(folder)
+model, tokenizer = tamis.hf.to_transformers("runs/multi30k")
+model.save_pretrained(folder), tokenizer.save_pretrained(folder)
 """
 
 from __future__ import annotations
@@ -242,9 +242,7 @@ class TamisForConditionalGeneration(TamisPreTrainedModel, GenerationMixin):
             _new_part(decoder_attention_mask, decoder_input_ids),
         )
         loss = None if labels is None else _loss(logits, labels, num_items_in_batch)
-        return Seq2SeqLMOutput(
-            loss=loss, logits=logits, past_key_values=past, encoder_last_hidden_state=memory
-        )
+        return Seq2SeqLMOutput(loss=loss, logits=logits, past_key_values=past, encoder_last_hidden_state=memory)
 
 
 class _Encoder(nn.Module):
