@@ -146,7 +146,8 @@ class TextGenerator:
     def _banned(self, device: torch.device) -> Tensor:
         """What is no part of a text, and rows of the output layer that no piece belongs to."""
         beyond = range(len(self.vocabulary), self.model.config.vocab_size)
-        return torch.tensor([self.vocabulary.pad_id, self.vocabulary.bos_id, *beyond], device=device)
+        special = {self.vocabulary.pad_id, self.vocabulary.bos_id} - {self.vocabulary.eos_id}
+        return torch.tensor([*sorted(special), *beyond], dtype=torch.long, device=device)
 
 
 @dataclass

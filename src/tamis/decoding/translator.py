@@ -208,7 +208,8 @@ class Translator:
     def _banned(self) -> list[int]:
         """What is no part of a text, and rows of the output layer that no piece belongs to."""
         vocabulary = self.target_vocabulary
-        return [vocabulary.pad_id, vocabulary.bos_id, *range(len(vocabulary), self.model.config.vocab_size)]
+        special = {vocabulary.pad_id, vocabulary.bos_id} - {vocabulary.eos_id}
+        return [*sorted(special), *range(len(vocabulary), self.model.config.vocab_size)]
 
     def _check_vocabularies(self) -> None:
         config = self.model.config

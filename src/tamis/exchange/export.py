@@ -70,7 +70,9 @@ def _check_installed(to: str) -> None:
             extra = "export" if to == "onnx" else "hf"
             raise ImportError(f"export to {to} needs {package}: pip install 'tamis[{extra}]'") from error
     if to == "pt2" and shutil.which("g++") is None and shutil.which("clang++") is None:
-        raise RuntimeError("export to pt2 compiles the model, and there is no C++ compiler here: install g++ or clang++")
+        raise RuntimeError(
+            "export to pt2 compiles the model, and there is no C++ compiler here: install g++ or clang++"
+        )
 
 
 def _write(folder: Path, draft: Path, to: str, max_length: int, say: Say) -> None:
@@ -113,7 +115,9 @@ def check_graph(run: Run, graph: Graph, reference: Graph) -> float:
         found = run(inputs)
         error = (found - expected).abs().max().item() / max(1.0, expected.abs().max().item())
         if not error <= CLOSE:
-            raise RuntimeError(f"{graph.name} was written, but is {error:.1e} from the model where {CLOSE:g} is allowed")
+            raise RuntimeError(
+                f"{graph.name} was written, but is {error:.1e} from the model where {CLOSE:g} is allowed"
+            )
         worst = max(worst, error)
     return worst
 

@@ -194,7 +194,7 @@ def graphs_of(model: PretrainedModel, width: int, *, fixed: bool = True) -> list
     else:
         raise TypeError(f"only a Seq2Seq or a CausalLM is exported, got {type(model).__name__}")
     embed_dim: int = held.config.embed_dim
-    return [Graph(*part, vocabulary=vocabulary, width=width, embed_dim=embed_dim) for part in whole]
+    return [Graph(*part, vocabulary, width, embed_dim) for part in whole]
 
 
 def steps_of(graph: Graph) -> int:

@@ -19,7 +19,7 @@ import transformers
 from transformers import AutoConfig, AutoTokenizer, PreTrainedConfig, PreTrainedModel
 from transformers.conversion_mapping import get_checkpoint_conversion_mapping, register_checkpoint_conversion_mapping
 from transformers.models.auto import modeling_auto
-from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES  # type: ignore[attr-defined]
 from transformers.models.auto.tokenization_auto import TOKENIZER_MAPPING
 
 from tamis.hf.card import write_card
@@ -29,7 +29,8 @@ from tamis.hf.sites import PART, find_sites
 from tamis.hf.strict import LoadsWhole
 
 PREFIX, CONFIG_PREFIX = "tamis_", "Tamis"
-_configs: dict[type[PreTrainedConfig], type[PreTrainedConfig]] = {}
+_configs: dict[Any, Any] = {}
+_models: dict[Any, Any] = {}
 AUTO_CLASSES = tuple(
     value
     for name, value in vars(modeling_auto).items()
@@ -66,7 +67,7 @@ class SparseModel(LoadsWhole):
     dense_class: ClassVar[type[PreTrainedModel]]
 
     def __init__(self, config: PreTrainedConfig, *args: Any, mechanism: Factory | None = None, **kwargs: Any) -> None:
-        super().__init__(config, *args, **kwargs)
+        super().__init__(config, *args, **kwargs)  # type: ignore[call-arg]
         written = written_settings(config)
         sites = find_sites(self)  # type: ignore[arg-type]
         install(self, sites, {site.name: rebuild(written, site, mechanism) for site in sites})  # type: ignore[arg-type]
@@ -93,7 +94,7 @@ def written_settings(config: PreTrainedConfig) -> dict[str, Any]:
     return sites
 
 
-def sparse_config(dense: type[PreTrainedConfig]) -> type[PreTrainedConfig]:
+def sparse_config(dense: Any) -> Any:
     """The twin of a config class, known to the Auto classes if the class itself is."""
     if issubclass(dense, SparseConfig):
         return dense
@@ -118,11 +119,12 @@ def _register_twin(dense: type[PreTrainedConfig], twin: type[PreTrainedConfig]) 
         register_checkpoint_conversion_mapping(twin.model_type, conversions, overwrite=True)
 
 
-@functools.cache
-def sparse_class(dense: type[PreTrainedModel]) -> type[PreTrainedModel]:
+def sparse_class(dense: Any) -> Any:
     """The twin of a model class, of the same name: the Trainer and pipelines go by that."""
     if issubclass(dense, SparseModel):
         return dense
+    if dense in _models:
+        return _models[dense]
     strict = {*(dense._keep_in_fp32_modules_strict or ()), PART}
     members = {
         "config_class": sparse_config(dense.config_class),
@@ -130,17 +132,22 @@ def sparse_class(dense: type[PreTrainedModel]) -> type[PreTrainedModel]:
         "_keep_in_fp32_modules_strict": strict,
         "__module__": __name__,
     }
-    return type(dense.__name__, (SparseModel, dense), members)
+    _models[dense] = type(dense.__name__, (SparseModel, dense), members)
+    return _models[dense]
 
 
 def register_twins() -> None:
     """Make a name known to `AutoConfig` for every type of transformers.  Importing `tamis.hf` calls it."""
     for kind in CONFIG_MAPPING_NAMES:
-        promise(PREFIX + kind, lambda kind=kind: sparse_config(transformers.CONFIG_MAPPING[kind]))
+        promise(PREFIX + kind, functools.partial(_twin_of_type, kind))
+
+
+def _twin_of_type(kind: str) -> Any:
+    return sparse_config(transformers.CONFIG_MAPPING[kind])
 
 
 def promise(kind: str, make: Callable[[], type[PreTrainedConfig]]) -> None:
-    """Register what stands for a config class until somebody asks for it: to make all would import all of transformers."""
+    """Register what stands for a config class until it is asked for: to make all would import all of transformers."""
 
     def from_dict(values: dict[str, Any], **kwargs: Any) -> Any:
         return make().from_dict(values, **kwargs)

@@ -52,8 +52,7 @@ def sparsify(
     sites = find_sites(model)
     chosen = _chosen(sites, layers)
     install(model, sites, {site.name: make(site) for site in sites if site.name in chosen})
-    model.__class__ = sparse_class(type(model))
-    model.config.__class__ = model.config_class
+    _turn_into(model, sparse_class(type(model)))
     if spread is not None:
         set_spread(model, spread=spread)
     return model
@@ -72,9 +71,13 @@ def densify(model: Model) -> Model:
     for name in (PART, "auto_map"):
         vars(model.config).pop(name, None)
     if isinstance(model, SparseModel):
-        model.__class__ = model.dense_class
-        model.config.__class__ = model.config_class
+        _turn_into(model, model.dense_class)
     return model
+
+
+def _turn_into(model: Any, other: Any) -> None:
+    """Let a model be of another class, and its config, which is its own, of that which goes with it."""
+    model.__class__, model.config.__class__ = other, other.config_class
 
 
 def _maker(

@@ -7,7 +7,7 @@ model.save_pretrained(folder), tokenizer.save_pretrained(folder)
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -41,16 +41,17 @@ MAX_NEW_TOKENS = 256
 """That `generate` writes if it is not told otherwise."""
 
 
-class TamisConfig(SavesModule, PreTrainedConfig):
+class TamisConfig(SavesModule, PreTrainedConfig):  # type: ignore[misc]
     """The config of one of our models, under the names that transformers looks for."""
 
     model: dict[str, Any] | None = None
     """The settings of the model itself."""
 
     @classmethod
-    def of(cls, config: ModelConfig, vocabulary: Vocabulary) -> Self:
+    def of(cls: Any, config: ModelConfig, vocabulary: Vocabulary) -> Any:
         """That of a model whose output is written with a vocabulary."""
         limit = config.position_limit()
+        settings: dict[str, Any] = {} if limit is None else {"max_position_embeddings": limit}
         return cls(
             model=config.to_dict(),
             vocab_size=config.vocab_size,
@@ -61,7 +62,7 @@ class TamisConfig(SavesModule, PreTrainedConfig):
             pad_token_id=vocabulary.pad_id,
             bos_token_id=vocabulary.bos_id,
             eos_token_id=vocabulary.eos_id,
-            **({} if limit is None else {"max_position_embeddings": limit}),
+            **settings,
         )
 
 
@@ -73,7 +74,7 @@ class TamisSeq2SeqConfig(TamisConfig):
         return {"AutoConfig": type(self).__name__, "AutoModel": model, "AutoModelForSeq2SeqLM": model}
 
     @classmethod
-    def of(cls, config: ModelConfig, vocabulary: Vocabulary) -> Self:
+    def of(cls, config: ModelConfig, vocabulary: Vocabulary) -> Any:
         made = super().of(config, vocabulary)
         made.is_encoder_decoder, made.decoder_start_token_id = True, vocabulary.bos_id
         return made
@@ -117,7 +118,7 @@ class TamisCache(Cache):
         return len(self.held.layers)
 
 
-class TamisPreTrainedModel(LoadsWhole, PreTrainedModel):
+class TamisPreTrainedModel(LoadsWhole, PreTrainedModel):  # type: ignore[misc]
     """What both have in common."""
 
     base_model_prefix = "model"
@@ -157,7 +158,7 @@ class TamisPreTrainedModel(LoadsWhole, PreTrainedModel):
             model_kwargs["past_key_values"] = TamisCache(self.model.new_cache())
 
 
-class TamisForCausalLM(TamisPreTrainedModel, GenerationMixin):
+class TamisForCausalLM(TamisPreTrainedModel, GenerationMixin):  # type: ignore[misc]
     """A language model; labels are shifted here, as everywhere in transformers."""
 
     config: TamisCausalLMConfig
@@ -182,12 +183,12 @@ class TamisForCausalLM(TamisPreTrainedModel, GenerationMixin):
     ) -> CausalLMOutputWithPast:
         past = _cache(self, past_key_values, use_cache and labels is None)
         mask = _new_part(attention_mask, input_ids)
-        logits = self.model(input_ids, mask, cache=None if past is None else past.held)
+        logits: Any = self.model(input_ids, mask, cache=None if past is None else past.held)
         loss = None if labels is None else _loss(logits[:, :-1], labels[:, 1:], num_items_in_batch)
         return CausalLMOutputWithPast(loss=loss, logits=logits, past_key_values=past)
 
 
-class TamisForConditionalGeneration(TamisPreTrainedModel, GenerationMixin):
+class TamisForConditionalGeneration(TamisPreTrainedModel, GenerationMixin):  # type: ignore[misc]
     """An encoder-decoder for translation."""
 
     config: TamisSeq2SeqConfig
@@ -233,8 +234,8 @@ class TamisForConditionalGeneration(TamisPreTrainedModel, GenerationMixin):
         memory = encoder_outputs[0]
         if attention_mask is None and input_ids is not None:
             attention_mask = input_ids != self.model.config.pad_id
-        past = _cache(self, past_key_values, use_cache and labels is None)
-        logits = self.model.decode(
+        past: Any = _cache(self, past_key_values, use_cache and labels is None)
+        logits: Any = self.model.decode(
             decoder_input_ids,
             memory,
             None if attention_mask is None else attention_mask.bool(),
@@ -256,7 +257,8 @@ class _Encoder(nn.Module):
 
     def forward(self, input_ids: Tensor, attention_mask: Tensor | None = None, **_: Any) -> BaseModelOutput:
         mask = None if attention_mask is None else attention_mask.bool()
-        return BaseModelOutput(last_hidden_state=self._held[0].encode(input_ids, mask))
+        encoded: Any = self._held[0].encode(input_ids, mask)
+        return BaseModelOutput(last_hidden_state=encoded)
 
 
 def _cache(model: TamisPreTrainedModel, past: TamisCache | None, wanted: bool | None) -> TamisCache | None:
@@ -270,7 +272,7 @@ def _new_part(mask: Tensor | None, tokens: Tensor) -> Tensor | None:
     return None if mask is None else mask[:, -tokens.shape[1] :].bool()
 
 
-def _loss(logits: Tensor, labels: Tensor, count: Tensor | int | None) -> Tensor:
+def _loss(logits: Tensor, labels: Tensor, count: Tensor | int | None) -> Any:
     """The mean over the labels, or their sum over the count of a batch that comes in parts."""
     reduction = "mean" if count is None else "sum"
     total = F.cross_entropy(
@@ -283,7 +285,7 @@ def to_transformers(path: str | Path) -> tuple[TamisPreTrainedModel, VocabularyT
     """The model and the tokenizer of a run or of a model folder of ours."""
     folder = model_folder(Path(path))
     source, target = load_vocabularies(folder)
-    model = load_model(folder)
+    model: Any = load_model(folder)
     if isinstance(model, Seq2Seq):
         tokenizer = VocabularyTokenizer.of(source, target, append_eos=True)
         made: TamisPreTrainedModel = TamisForConditionalGeneration(TamisSeq2SeqConfig.of(model.config, target), model)

@@ -1,4 +1,4 @@
-"""`pipeline("translation")`, which transformers had until version 5, for all models that it has the Auto classes for."""
+"""`pipeline("translation")`, which transformers had until version 5."""
 
 from __future__ import annotations
 
@@ -8,9 +8,10 @@ from transformers import AutoModelForSeq2SeqLM, Pipeline
 from transformers.pipelines import PIPELINE_REGISTRY
 
 TASK = "translation"
+_Base: Any = Pipeline  # its methods are typed as taking anything by any name
 
 
-class TranslationPipeline(Pipeline):
+class TranslationPipeline(_Base):
     """Sentences to ``{"translation_text": ...}``; further arguments are those of `generate`."""
 
     _load_tokenizer = True
@@ -24,24 +25,22 @@ class TranslationPipeline(Pipeline):
     ) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
         return {} if truncation is None else {"truncation": truncation}, generating, {}
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        found = super().__call__(*args, **kwargs)
-        # One sentence has one answer, in a list as it has always been.
-        return found if not isinstance(args[0], str) else [found]
+    def __call__(self, sentences: str | list[str], **kwargs: Any) -> Any:
+        """A list of answers, of one sentence too."""
+        found = super().__call__(sentences, **kwargs)
+        return [found] if isinstance(sentences, str) else found
 
     def preprocess(self, sentence: str, truncation: bool = True) -> Any:
         if not isinstance(sentence, str):
             raise TypeError(f"a translation is made of a string, got {type(sentence).__name__}")
-        assert self.tokenizer is not None
         return self.tokenizer(sentence, return_tensors="pt", truncation=truncation)
 
     def _forward(self, inputs: Any, **generating: Any) -> Any:
-        generating.setdefault("generation_config", self.generation_config)
-        inputs.pop("token_type_ids", None)
+        if not generating:
+            generating["generation_config"] = self.generation_config
         return {"output_ids": self.model.generate(**inputs, **generating)}
 
     def postprocess(self, outputs: Any) -> dict[str, str]:
-        assert self.tokenizer is not None
         return {"translation_text": self.tokenizer.decode(outputs["output_ids"][0], skip_special_tokens=True)}
 
 

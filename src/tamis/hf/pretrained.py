@@ -18,7 +18,7 @@ _WHERE = ("cache_dir", "force_download", "local_files_only", "revision", "subfol
 def from_pretrained(
     path: str | Path,
     *,
-    model_class: type[PreTrainedModel] | None = None,
+    model_class: Any = None,
     mechanism: Factory | None = None,
     **loading: Any,
 ) -> Any:
@@ -42,9 +42,7 @@ def from_pretrained(
     return built.from_pretrained(path, config=config, mechanism=mechanism, **loading)
 
 
-def _read_config(
-    path: str | Path, model_class: type[PreTrainedModel] | None, where: dict[str, Any]
-) -> PreTrainedConfig:
+def _read_config(path: str | Path, model_class: Any, where: dict[str, Any]) -> PreTrainedConfig:
     if model_class is not None and model_class.config_class.model_type not in transformers.CONFIG_MAPPING:
         return sparse_config(model_class.config_class).from_pretrained(path, **where)
     return AutoConfig.from_pretrained(path, **where)

@@ -53,8 +53,9 @@ class VocabularyTokenizer(OurCode, PreTrainedTokenizer):
         """A tokenizer of vocabularies that are in memory."""
         with tempfile.TemporaryDirectory() as scratch:
             save_vocabularies(Path(scratch), source, target)
-            files = {key: str(Path(scratch, name)) for key, name in cls.vocab_files_names.items()}
-            return cls(**{key: file for key, file in files.items() if Path(file).is_file()}, **kwargs)
+            files: dict[str, Any] = {key: str(Path(scratch, name)) for key, name in cls.vocab_files_names.items()}
+            there: dict[str, Any] = {key: file for key, file in files.items() if Path(file).is_file()}
+            return cls(**there, **kwargs)
 
     @property
     def vocab_size(self) -> int:

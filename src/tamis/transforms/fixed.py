@@ -6,13 +6,13 @@ has g(t) >= g(t') + h'(t') (t - t'), which says
 
     g(t') / g(t) + h'(t') / h'(t) <= 1.
 
-Slopes fall from at most n^e to no less than 1, so the second ratios have a product of at least n^-e.  As log(1 - e^-u) is
-concave, the product of K first ratios is largest where all second ones are n^(-e/K):
+Slopes fall from at most n^e to no less than 1, so the second ratios have a product of at least n^-e.  As log(1 - e^-u)
+is concave, the product of K first ratios is largest where all second ones are n^(-e/K):
 
     g_K <= (n^e - 1) (1 - n^(-e/K))^K.
 
-From there the mass is at most (1 + g_K)^(1/e), and dividing by it moves the weights by no more than twice what it is too
-large: the L1 error is at most 2 ((1 + g_K)^(1/e) - 1).
+The mass is then at most (1 + g_K)^(1/e), and dividing by it moves the weights by no more than twice its excess: the L1
+error is at most 2 ((1 + g_K)^(1/e) - 1).
 """
 
 from __future__ import annotations
