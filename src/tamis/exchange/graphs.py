@@ -20,6 +20,7 @@ from tamis.attention.rules import Entmax, Rule
 from tamis.mechanisms import Mechanism
 from tamis.mechanisms.base import Inputs
 from tamis.models import CausalLM, Seq2Seq
+from tamis.models.config import ModelConfig
 from tamis.models.pretrained import PretrainedModel
 from tamis.nn import Attention
 from tamis.transforms.fixed import fixed_entmax, steps_needed
@@ -171,29 +172,26 @@ class LanguageModel(nn.Module):
 
 def graphs_of(model: PretrainedModel, width: int, *, fixed: bool = True) -> list[Graph]:
     """The parts of a model; those of the model as it is if not `fixed`, to compare with."""
-    limit = getattr(model.config, "position_limit", lambda: None)()
+    limit = model.config.position_limit() if isinstance(model.config, ModelConfig) else None
     if limit is not None and width > limit:
         raise ValueError(f"the model has {limit} positions, fewer than max_length = {width}")
     held = fixed_copy(model, width) if fixed else model
     batch = {0: "batch"}
+    embed_dim: int = held.config.embed_dim
+    whole: list[tuple[str, nn.Module, tuple[str, ...], str, tuple[dict[int, str], ...]]]
     if isinstance(held, CausalLM):
-        whole: Sequence[tuple[Any, ...]] = (
-            ("model", LanguageModel(held), ("tokens",), "logits", ({**batch, 1: "length"},)),
-        )
+        whole = [("model", LanguageModel(held), ("tokens",), "logits", ({**batch, 1: "length"},))]
         vocabulary = {"tokens": held.config.vocab_size}
     elif isinstance(held, Seq2Seq):
         source, target = {**batch, 1: "source_length"}, {**batch, 1: "target_length"}
-        whole = (
+        whole = [
             ("encoder", Encoder(held), ("source", "source_mask"), "memory", (source, source)),
             ("decoder", Decoder(held), ("target", "memory", "source_mask"), "logits", (target, source, source)),
-        )
-        vocabulary = {
-            "source": held.config.source_vocab_size or held.config.vocab_size,
-            "target": held.config.vocab_size,
-        }
+        ]
+        read = held.config.source_vocab_size or held.config.vocab_size
+        vocabulary = {"source": read, "target": held.config.vocab_size}
     else:
         raise TypeError(f"only a Seq2Seq or a CausalLM is exported, got {type(model).__name__}")
-    embed_dim: int = held.config.embed_dim
     return [Graph(*part, vocabulary, width, embed_dim) for part in whole]
 
 

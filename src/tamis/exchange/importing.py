@@ -39,7 +39,7 @@ def import_folder(path: Path, output: Path, say: Say = print) -> Path:
         raise ValueError(f"{output} is there already, and is no imported model: name another --output")
     config = read_json(path / "config.json")
     kind = config.get("model_type")
-    if kind not in READERS:
+    if not isinstance(kind, str) or kind not in READERS:
         raise ValueError(f"model_type must be one of {', '.join(READERS)} to be imported, got {kind!r}")
     weights = Weights(path)
     made, state = READERS[kind](config, weights)

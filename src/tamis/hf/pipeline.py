@@ -11,7 +11,7 @@ TASK = "translation"
 _Base: Any = Pipeline  # its methods are typed as taking anything by any name
 
 
-class TranslationPipeline(_Base):
+class TranslationPipeline(_Base):  # type: ignore[misc]
     """Sentences to ``{"translation_text": ...}``; further arguments are those of `generate`."""
 
     _load_tokenizer = True
