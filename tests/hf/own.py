@@ -35,6 +35,4 @@ def translator(**changes):
 def generator(**changes):
     """With NAPE positions and ASEntmax, whose tables no file holds."""
     vocabulary = Vocabulary.train(lines("source"), 100)
-    return TextGenerator(
-        built(CausalLM, CausalLMConfig(vocab_size=100, num_layers=2, **SIZES, **changes)), vocabulary
-    )
+    return TextGenerator(built(CausalLM, CausalLMConfig(vocab_size=100, num_layers=2, **SIZES, **changes)), vocabulary)

@@ -16,14 +16,14 @@ import torch
 from torch import Tensor, nn
 
 from tamis.attention.call import check_call
-from tamis.attention.rules import Entmax, Rule
+from tamis.attention.rules import Entmax, Rule, Softmax
 from tamis.mechanisms import Mechanism
 from tamis.mechanisms.base import Inputs
 from tamis.models import CausalLM, Seq2Seq
 from tamis.models.config import ModelConfig
 from tamis.models.pretrained import PretrainedModel
 from tamis.nn import Attention
-from tamis.transforms.fixed import fixed_entmax, steps_needed
+from tamis.transforms.fixed import SOFTMAX, fixed_entmax, steps_needed
 
 
 @dataclass(frozen=True)
@@ -61,12 +61,12 @@ class FixedMechanism(Mechanism):
         hidden = torch.zeros(1, 1, attention.q_proj.in_features)
         with torch.no_grad():
             rule = mechanism.rule(Inputs(one, one, hidden, {}))
-        self.powers = _powers(rule, heads) if isinstance(rule, Entmax) else None
+        self.powers = _powers(rule, heads)
 
     @property
     def steps(self) -> int:
         """Of the solver: the most that a head needs."""
-        return max((steps_needed(e, self.width) for e in self.powers or ()), default=0)
+        return max((steps_needed(e, self.width) for e in self.powers or () if e >= SOFTMAX), default=0)
 
     def resolve(
         self, query: Tensor, key: Tensor, hidden: Tensor | None, options: dict[str, Any]
@@ -81,8 +81,11 @@ class FixedMechanism(Mechanism):
         return self.inner.merge(context)
 
 
-def _powers(rule: Entmax, heads: int) -> tuple[float, ...]:
-    alpha = rule.alpha
+def _powers(rule: Rule, heads: int) -> tuple[float, ...] | None:
+    """alpha - 1 of each head; None for what is no entmax."""
+    if not isinstance(rule, Entmax | Softmax):
+        return None
+    alpha = rule.alpha if isinstance(rule, Entmax) else 1.0
     if not isinstance(alpha, Tensor):
         return (float(alpha) - 1.0,) * heads
     shaped = alpha if alpha.ndim == 1 else alpha.flatten()
@@ -105,7 +108,7 @@ class Graph:
     """A part of a model: what is computed from tensors, without any state."""
 
     name: str
-    module: nn.Module
+    module: Encoder | Decoder | LanguageModel
     inputs: tuple[str, ...]
     output: str
     dims: tuple[dict[int, str], ...]
@@ -143,6 +146,9 @@ class Encoder(nn.Module):
         super().__init__()
         self.model = model
 
+    def layers(self) -> nn.Module:
+        return self.model.encoder
+
     def forward(self, source: Tensor, source_mask: Tensor) -> Tensor:
         return self.model.encode(source, source_mask)
 
@@ -153,6 +159,9 @@ class Decoder(nn.Module):
     def __init__(self, model: Seq2Seq) -> None:
         super().__init__()
         self.model = model
+
+    def layers(self) -> nn.Module:
+        return self.model.decoder
 
     def forward(self, target: Tensor, memory: Tensor, source_mask: Tensor) -> Tensor:
         positions = torch.arange(target.shape[1], device=target.device)[None]
@@ -166,6 +175,9 @@ class LanguageModel(nn.Module):
         super().__init__()
         self.model = model
 
+    def layers(self) -> nn.Module:
+        return self.model.layers
+
     def forward(self, tokens: Tensor) -> Tensor:
         return self.model(tokens)
 
@@ -178,7 +190,7 @@ def graphs_of(model: PretrainedModel, width: int, *, fixed: bool = True) -> list
     held = fixed_copy(model, width) if fixed else model
     batch = {0: "batch"}
     embed_dim: int = held.config.embed_dim
-    whole: list[tuple[str, nn.Module, tuple[str, ...], str, tuple[dict[int, str], ...]]]
+    whole: list[tuple[str, Encoder | Decoder | LanguageModel, tuple[str, ...], str, tuple[dict[int, str], ...]]]
     if isinstance(held, CausalLM):
         whole = [("model", LanguageModel(held), ("tokens",), "logits", ({**batch, 1: "length"},))]
         vocabulary = {"tokens": held.config.vocab_size}
@@ -197,7 +209,7 @@ def graphs_of(model: PretrainedModel, width: int, *, fixed: bool = True) -> list
 
 def steps_of(graph: Graph) -> int:
     """The most steps that the solver takes in a graph; 0 if there is none."""
-    found = [module.steps for module in graph.module.modules() if isinstance(module, FixedMechanism)]
+    found = [module.steps for module in graph.module.layers().modules() if isinstance(module, FixedMechanism)]
     return max(found, default=0)
 
 

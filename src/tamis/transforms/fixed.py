@@ -61,8 +61,7 @@ def fixed_entmax(z: Tensor, powers: Sequence[float], width: int) -> Tensor:
     relative = torch.where(seen, (z - torch.where(seen, top, 0.0)).clamp(min=_HIDDEN), 0.0)
     heads: dict[Callable[..., Tensor], list[int]] = {}
     for head, e in enumerate(powers):
-        form = _softmax if e < SOFTMAX else _near_one if e < NEAR_ONE else _threshold
-        heads.setdefault(form, []).append(head)
+        heads.setdefault(_form_of(e), []).append(head)
     parts, order = [], []
     for form, members in heads.items():
         chosen = [powers[head] for head in members]
@@ -74,19 +73,45 @@ def fixed_entmax(z: Tensor, powers: Sequence[float], width: int) -> Tensor:
     return torch.where(seen, weights, 0.0)
 
 
+def _form_of(e: float) -> Callable[..., Tensor]:
+    if e < SOFTMAX:
+        return _softmax
+    return _near_one if e < NEAR_ONE else {0.5: _squares, 1.0: _identity}.get(e, _threshold)
+
+
 def _softmax(d: Tensor, e: Tensor, steps: int) -> Tensor:
     return torch.softmax(d, -1)
 
 
+def _squares(d: Tensor, e: Tensor, steps: int) -> Tensor:
+    """alpha = 1.5: p = x^2 with x = d / 2 + t, each step subtracted from x itself."""
+    x = d * 0.5 + 1.0
+    for _ in range(steps):
+        y = torch.relu(x)
+        mass = (y * y).sum(-1, keepdim=True)
+        x = x - (mass - torch.sqrt(mass)) / y.sum(-1, keepdim=True)
+    y = torch.relu(x)
+    return y * y / (y * y).sum(-1, keepdim=True)
+
+
+def _identity(d: Tensor, e: Tensor, steps: int) -> Tensor:
+    """alpha = 2: p = x with x = d + t."""
+    x = d + 1.0
+    for _ in range(steps):
+        excess = torch.relu(x).sum(-1, keepdim=True) - 1.0
+        x = x - excess / (x > 0.0).to(d.dtype).sum(-1, keepdim=True)
+    y = torch.relu(x)
+    return y / y.sum(-1, keepdim=True)
+
+
 def _threshold(d: Tensor, e: Tensor, steps: int) -> Tensor:
-    """p = (e x)^b with x = d + t / e, each step subtracted from x itself."""
+    """p = (e x)^b with x = d + t / e."""
     b = 1.0 / e
     c, lowest = e**b, torch.exp(smallest_log(d.dtype) * e) * b
     x = d + b
     for step in range(steps + 1):
         y = torch.maximum(x, lowest)
-        inside = (x > 0.0).to(d.dtype)
-        power = torch.exp(torch.log(y) * b) * inside
+        power = torch.exp(torch.log(y) * b) * (x > 0.0).to(d.dtype)
         total = power.sum(-1, keepdim=True)
         if step == steps:
             return power / total
@@ -97,19 +122,21 @@ def _threshold(d: Tensor, e: Tensor, steps: int) -> Tensor:
 
 
 def _near_one(d: Tensor, e: Tensor, steps: int) -> Tensor:
-    """p = r / sum r with r = (1 + w)^b, w = e d exp(e theta): nothing cancels as e falls to 0."""
+    """p = r / sum r with r = (1 + w)^b, w = e d exp(u) and u = e theta: nothing cancels as e falls to 0.
+
+    An error of u is a relative one of w, no more, so the steps do with log(1 + w); only the weights need log1p.
+    """
     lowest = torch.expm1(smallest_log(d.dtype) * e).clamp(min=4.0 * torch.finfo(d.dtype).eps - 1.0)
-    theta = torch.zeros_like(d[..., :1])
-    for step in range(steps + 1):
-        w = torch.maximum(e * d * torch.exp(e * theta), lowest)
-        ratio = torch.exp(_log1p(w) / e) * (w > lowest).to(d.dtype)
+    scaled, u = e * d, torch.zeros_like(d[..., :1])
+    for _ in range(steps):
+        base = 1.0 + torch.maximum(scaled * torch.exp(u), lowest)
+        ratio = torch.exp(torch.log(base) / e)
         total = ratio.sum(-1, keepdim=True)
-        if step == steps:
-            return ratio / total
-        slope = (ratio / (1.0 + w)).sum(-1, keepdim=True)
-        log_mass = torch.log(total) - theta
-        theta = theta - _log1p(_expm1(-e * log_mass) * (total / slope)) / e
-    raise AssertionError("unreachable")
+        slope = (ratio / base).sum(-1, keepdim=True)
+        u = u - torch.log(1.0 + (torch.exp(u - e * torch.log(total)) - 1.0) * (total / slope))
+    w = torch.maximum(scaled * torch.exp(u), lowest)
+    ratio = torch.exp(_log1p(w) / e) * (w > lowest).to(d.dtype)
+    return ratio / ratio.sum(-1, keepdim=True)
 
 
 def _log1p(w: Tensor) -> Tensor:
@@ -119,9 +146,3 @@ def _log1p(w: Tensor) -> Tensor:
     near = 2.0 * q * (1.0 + square * (1.0 / 3.0 + square * (0.2 + square * (1.0 / 7.0 + square * (1.0 / 9.0)))))
     small = torch.abs(w) < 0.25
     return torch.where(small, near, torch.log(torch.where(small, 1.0, 1.0 + w)))
-
-
-def _expm1(x: Tensor) -> Tensor:
-    """The same for exp(x) - 1."""
-    near = x * (1.0 + x * (0.5 + x * (1.0 / 6.0 + x * (1.0 / 24.0 + x * (1.0 / 120.0 + x * (1.0 / 720.0))))))
-    return torch.where(torch.abs(x) < 0.25, near, torch.exp(x) - 1.0)
