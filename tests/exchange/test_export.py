@@ -9,7 +9,6 @@ import sys
 import pytest
 import torch
 
-from exchange import tiny
 from tamis.decoding import TextGenerator, Translator
 from tamis.exchange import export
 from tamis.exchange.export import check_graph, export_run, load_onnx, load_pt2

@@ -1,4 +1,4 @@
-"""Saved folders load with the Auto classes: in processes that have not imported what wrote them, whole or not at all."""
+"""Saved folders load with the Auto classes, in processes that did not write them, whole or not at all."""
 
 import json
 import pickle
@@ -47,7 +47,7 @@ def written(tmp_path_factory):
             file.unlink()
         (root / f"_{kind}").rmdir()
         fed = tokenizer(own.lines("source")[:3], return_tensors="pt", padding=True)
-        fed = {name: tensor for name, tensor in fed.items()}
+        fed = dict(fed)
         if kind == "own_seq2seq":
             fed["decoder_input_ids"] = torch.arange(3, 21).view(3, 6)
         write(root / kind, model, auto, fed)

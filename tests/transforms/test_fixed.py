@@ -79,3 +79,16 @@ def test_heads_of_every_form_masks_and_empty_rows():
     assert (p[0, :, 3] == 0).all()
     assert (p[..., 20:] == 0).all()
     assert (p[:, [0, 2, 3, 4], :, :20] == 0).any()
+
+
+def test_what_the_worst_of_these_rows_need(monkeypatch):
+    """The figures of docs/models-that-travel.md."""
+    z = adversarial(4096)
+    needed = {}
+    for e in (0.5, 1.0):
+        exact, _ = solve_rows(z, e)
+        proven = steps_needed(e, 4096)
+        errors = [(solved(z, e, steps, monkeypatch) - exact).abs().sum(-1).max() for steps in range(1, proven + 1)]
+        needed[e] = 1 + max(number for number, error in enumerate(errors, 1) if error > 1e-6), proven
+        monkeypatch.undo()
+    assert needed == {0.5: (5, 15), 1.0: (8, 21)}

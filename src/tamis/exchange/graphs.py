@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -187,7 +186,7 @@ def graphs_of(model: PretrainedModel, width: int, *, fixed: bool = True) -> list
     limit = model.config.position_limit() if isinstance(model.config, ModelConfig) else None
     if limit is not None and width > limit:
         raise ValueError(f"the model has {limit} positions, fewer than max_length = {width}")
-    held = fixed_copy(model, width) if fixed else model
+    held: Any = fixed_copy(model, width) if fixed else model
     batch = {0: "batch"}
     embed_dim: int = held.config.embed_dim
     whole: list[tuple[str, Encoder | Decoder | LanguageModel, tuple[str, ...], str, tuple[dict[int, str], ...]]]
