@@ -50,7 +50,8 @@ def train_theirs(folder: Path, lines: list[str], options: argparse.Namespace) ->
     torch.manual_seed(0)
     config = transformers.GPT2Config(vocab_size=tokenizer.get_vocab_size(), **sizes, bos_token_id=0, eos_token_id=0)
     model = transformers.GPT2LMHeadModel(config)
-    ids = torch.tensor(tokenizer.encode("\n".join(lines)).ids)
+    # The ends of lines are no tokens in our documents, so they are none here.
+    ids = torch.tensor([number for line in lines for number in tokenizer.encode(line).ids])
     optimiser = torch.optim.AdamW(model.parameters(), options.lr, betas=(0.9, 0.95), weight_decay=0.1)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimiser, options.lr, total_steps=options.steps)
     for _ in range(options.steps):
@@ -98,7 +99,7 @@ def main(arguments: list[str] | None = None) -> dict[str, Any]:
             (root / f"{name}.txt").write_text("\n".join(part) + "\n", encoding="utf-8")
         folder = import_folder(root / "theirs", root / "imported")
         ours = TextGenerator.load(folder, "cpu")
-        ids = torch.tensor(ours.vocabulary.encode("\n".join(lines[cut:])))
+        ids = torch.tensor([number for line in lines[cut:] for number in ours.vocabulary.encode(line)])
         rows = ids[: options.rows * options.length].view(-1, options.length)
         with torch.no_grad():
             logits = theirs(rows).logits
