@@ -94,7 +94,16 @@ def test_e_the_implementation_is_not_in_config_json_but_our_settings_are(tmp_pat
 
 @pytest.mark.parametrize("name", NAMES)
 def test_e_a_saved_model_is_never_taken_for_another_mechanism(name, tmp_path):
-    tamis.hf.sparsify(tiny.build("llama"), "rela").save_pretrained(tmp_path)
+    model = tamis.hf.sparsify(tiny.build("llama"), "rela")
+    model.save_pretrained(tmp_path)
+    loaded = transformers.AutoModelForCausalLM.from_pretrained(tmp_path, attn_implementation=name)
+    fed = tiny.inputs("llama")
+    assert torch.equal(loaded(**fed).logits, model(**fed).logits)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_e_nor_is_one_in_the_first_form(name, tmp_path):
+    tiny.save_in_first_form(tamis.hf.sparsify(tiny.build("llama"), "rela"), tmp_path)
     model = transformers.AutoModelForCausalLM.from_pretrained(tmp_path, attn_implementation=name)
     with pytest.raises(RuntimeError, match=r"tamis\.hf\.from_pretrained"):
         model(**tiny.inputs("llama"))
@@ -103,7 +112,7 @@ def test_e_a_saved_model_is_never_taken_for_another_mechanism(name, tmp_path):
 @pytest.mark.parametrize("shard", ["5GB", "10KB"])
 def test_f_added_parameters_survive_where_transformers_drops_them(tmp_path, shard, caplog):
     model = tamis.hf.sparsify(tiny.build("t5"), start="normal")
-    model.save_pretrained(tmp_path, max_shard_size=shard)
+    tiny.save_in_first_form(model, tmp_path, max_shard_size=shard)
     assert (len(list(tmp_path.glob("*.safetensors"))) > 1) is (shard == "10KB")
     dropped = transformers.AutoModelForSeq2SeqLM.from_pretrained(tmp_path)
     assert not [name for name in dropped.state_dict() if ".tamis." in name]

@@ -1,6 +1,7 @@
 """Tiny random models of every architecture that the integration is proved on, and what to feed them."""
 
 import copy
+import json
 
 import torch
 import transformers as hf
@@ -111,3 +112,13 @@ def gradients(model, fed):
     model.zero_grad()
     loss(model, fed).backward()
     return {name: parameter.grad for name, parameter in model.named_parameters() if parameter.grad is not None}
+
+
+def save_in_first_form(model, folder, **options):
+    """As folders were before there was a `model_type` of ours."""
+    model.save_pretrained(folder, **options)
+    (folder / "tamis_model.py").unlink()
+    config = json.loads((folder / "config.json").read_text())
+    del config["auto_map"]
+    config["model_type"] = config["model_type"].removeprefix("tamis_")
+    (folder / "config.json").write_text(json.dumps(config))

@@ -10,7 +10,7 @@ try:
 except ModuleNotFoundError:
     sys.exit("the tamis command needs more than the core package: pip install 'tamis[train,plots]'")
 
-from tamis.cli import about, pages, runs, tasks, text
+from tamis.cli import about, models, pages, runs, tasks, text
 from tamis.cli.bench import bench
 from tamis.version import __version__
 
@@ -18,7 +18,7 @@ from tamis.version import __version__
 app = typer.Typer(
     no_args_is_help=True, help="The `tamis` command.", pretty_exceptions_enable=False, rich_markup_mode=None
 )
-for group in (runs, text, pages, about):
+for group in (runs, text, pages, models, about):
     app.add_typer(group.group)
 app.add_typer(tasks.group, name="tasks")
 app.add_typer(bench, name="bench")

@@ -9,7 +9,7 @@ import random
 from collections.abc import Iterable, Iterator, Sequence
 from functools import cache
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Self, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -116,10 +116,14 @@ class Vocabulary:
 
     @classmethod
     def load(cls, path: str | Path) -> Self:
-        """Read a SentencePiece model, packed or not."""
+        """Read a SentencePiece model, packed or not, or the vocabulary of an imported model."""
         with open_binary(path) as file:
             model = file.read()
         try:
+            if model.startswith(b"{"):
+                from tamis.data.imported import read_imported
+
+                return cast(Self, read_imported(model))
             return cls(model)
         except ValueError as error:
             raise ValueError(f"{path} is {error}") from error
@@ -169,11 +173,8 @@ class Vocabulary:
         ids: list[int] = mapping["ids"]
         spans = []
         whole = (0, 0)
-        for number, (begin, end) in zip(reversed(ids), reversed(mapping["offsets"]), strict=True):
-            while begin < end and text[begin].isspace():
-                begin += 1
-            while begin < end and text[end - 1].isspace():
-                end -= 1
+        for number, offsets in zip(reversed(ids), reversed(mapping["offsets"]), strict=True):
+            begin, end = trimmed(text, *offsets)
             # SentencePiece gives a character spelled in bytes to the last of them, and nothing to those before.
             if begin == end == whole[0] and self._processor.is_byte(number):
                 end = whole[1]
@@ -192,6 +193,15 @@ class Vocabulary:
             if not 0 <= number < self._size:
                 raise ValueError(f"a vocabulary of {self._size} pieces has no id {number}")
             yield number
+
+
+def trimmed(text: str, begin: int, end: int) -> tuple[int, int]:
+    """The characters [begin, end) of a text without white space around them."""
+    while begin < end and text[begin].isspace():
+        begin += 1
+    while begin < end and text[end - 1].isspace():
+        end -= 1
+    return begin, end
 
 
 def _sample(texts: Iterable[str], most: int) -> list[str]:

@@ -6,20 +6,9 @@ import json
 from pathlib import Path
 
 from tamis.decoding.settings import DecodingConfig
-from tamis.files import check_sealed, standing
+from tamis.files import check_sealed
 
 DECODING = "decoding.json"
-
-
-def model_folder(path: Path) -> Path:
-    """That of a run, or the folder itself."""
-    if not path.is_dir():
-        raise FileNotFoundError(f"there is no folder {path}")
-    if (model := standing(path / "model")).is_dir():
-        return model
-    if (path / "config.toml").is_file():
-        raise FileNotFoundError(f"{path} is a run without a model/: has it been trained to its end?")
-    return path
 
 
 def save_decoding(folder: Path, decoding: DecodingConfig) -> None:

@@ -11,12 +11,13 @@ import torch
 from torch import Tensor
 
 from tamis.data.vocabulary import Vocabulary, load_vocabularies, save_vocabularies
-from tamis.decoding.folder import load_decoding, model_folder, save_decoding
+from tamis.decoding.folder import load_decoding, save_decoding
 from tamis.decoding.reading import read
 from tamis.decoding.sampling import draw_tokens, random_numbers, token_probabilities
 from tamis.decoding.settings import DecodingConfig
 from tamis.files import seal
 from tamis.models.causal_lm import CausalLM
+from tamis.models.loading import model_folder
 from tamis.nn.modes import evaluating
 from tamis.settings import choose_device
 
@@ -145,7 +146,8 @@ class TextGenerator:
     def _banned(self, device: torch.device) -> Tensor:
         """What is no part of a text, and rows of the output layer that no piece belongs to."""
         beyond = range(len(self.vocabulary), self.model.config.vocab_size)
-        return torch.tensor([self.vocabulary.pad_id, self.vocabulary.bos_id, *beyond], device=device)
+        special = {self.vocabulary.pad_id, self.vocabulary.bos_id} - {self.vocabulary.eos_id}
+        return torch.tensor([*sorted(special), *beyond], dtype=torch.long, device=device)
 
 
 @dataclass

@@ -11,11 +11,12 @@ import torch
 
 from tamis.data.vocabulary import Vocabulary, load_vocabularies, save_vocabularies
 from tamis.decoding.alignment import CrossAttention, forced_attention, padded
-from tamis.decoding.folder import load_decoding, model_folder, save_decoding
+from tamis.decoding.folder import load_decoding, save_decoding
 from tamis.decoding.sampling import sample
 from tamis.decoding.search import Hypothesis, beam_search, greedy
 from tamis.decoding.settings import DecodingConfig
 from tamis.files import seal
+from tamis.models.loading import model_folder
 from tamis.models.seq2seq import Seq2Seq
 from tamis.settings import choose_device
 
@@ -207,7 +208,8 @@ class Translator:
     def _banned(self) -> list[int]:
         """What is no part of a text, and rows of the output layer that no piece belongs to."""
         vocabulary = self.target_vocabulary
-        return [vocabulary.pad_id, vocabulary.bos_id, *range(len(vocabulary), self.model.config.vocab_size)]
+        special = {vocabulary.pad_id, vocabulary.bos_id} - {vocabulary.eos_id}
+        return [*sorted(special), *range(len(vocabulary), self.model.config.vocab_size)]
 
     def _check_vocabularies(self) -> None:
         config = self.model.config

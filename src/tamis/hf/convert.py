@@ -6,23 +6,18 @@ import copy
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeVar
 
-from torch import nn
-from transformers import PreTrainedConfig, PreTrainedModel
+from transformers import PreTrainedModel
 
 from tamis.hf import specs
-from tamis.hf.interface import IMPLEMENTATION, LAYER_INPUT, honour_sparse_outputs
-from tamis.hf.part import AttentionPart
+from tamis.hf.classes import SparseModel, sparse_class
+from tamis.hf.install import Factory, install
 from tamis.hf.sites import PART, AttentionSite, find_sites, parts_of
 from tamis.hf.specs import Spec
 from tamis.hf.spread import set_spread
-from tamis.mechanisms import Mechanism, SoftmaxAttention
+from tamis.mechanisms import Mechanism
 
 Model = TypeVar("Model", bound=PreTrainedModel)
-Factory = Callable[[AttentionSite], Mechanism]
 Layers = Iterable[int] | Callable[[str], bool]
-
-VERSION = 1
-"""Of what is written to config.json."""
 
 
 def sparsify(
@@ -51,12 +46,13 @@ def sparsify(
         settings: the mechanism's other arguments, such as `variant="i"` for "rela".
 
     Parameters are added under the name "tamis" inside each attention module, in fp32.  `save_pretrained` writes them,
-    with the settings in config.json; `tamis.hf.from_pretrained` brings both back.
+    with the settings in config.json; the Auto classes of transformers bring both back (:mod:`tamis.hf.classes`).
     """
     make = _maker(mechanism, alpha, start, settings)
     sites = find_sites(model)
     chosen = _chosen(sites, layers)
     install(model, sites, {site.name: make(site) for site in sites if site.name in chosen})
+    _turn_into(model, sparse_class(type(model)))
     if spread is not None:
         set_spread(model, spread=spread)
     return model
@@ -74,29 +70,16 @@ def densify(model: Model) -> Model:
         hook.remove()
     for config, implementation in remembered:
         config._attn_implementation_internal = implementation
-    delattr(model.config, PART)
+    for name in (PART, "auto_map"):
+        vars(model.config).pop(name, None)
+    if isinstance(model, SparseModel):
+        _turn_into(model, model.dense_class)
     return model
 
 
-def install(model: PreTrainedModel, sites: list[AttentionSite], chosen: Mapping[str, tuple[Mechanism, Spec]]) -> None:
-    """Put mechanisms into the sites of those names; a site that has none gets softmax."""
-    if model.config.output_attentions:
-        raise ValueError(
-            "config.output_attentions is for eager attention alone: set it to False and pass output_attentions=True "
-            "when calling the model"
-        )
-    _own_config(model)
-    for site in sites:
-        if site.name in chosen:
-            _put(site, *chosen[site.name])
-        elif not hasattr(site.module, PART):
-            _put(site, SoftmaxAttention(), {"name": "softmax"})
-    _switch(model, sites)
-    if "sparse_output_hooks" not in model.__dict__:
-        inner = [module for module in model.modules() if isinstance(module, PreTrainedModel)]
-        model.__dict__["sparse_output_hooks"] = [hook for module in inner for hook in honour_sparse_outputs(module)]
-    written = {part.site: part.spec for _, part in parts_of(model)}
-    setattr(model.config, PART, {"version": VERSION, "sites": written})
+def _turn_into(model: Any, other: Any) -> None:
+    """Let a model be of another class, and its config, which is its own, of that which goes with it."""
+    model.__class__, model.config.__class__ = other, other.config_class
 
 
 def _maker(
@@ -140,47 +123,3 @@ def _chosen(sites: list[AttentionSite], layers: Layers | None) -> set[str]:
     if not wanted or not wanted <= known:
         raise ValueError(f"layers must be some of {sorted(known)}, got {sorted(wanted, key=str)}")
     return {site.name for site in sites if site.layer in wanted}
-
-
-def _put(site: AttentionSite, mechanism: Mechanism, spec: Spec) -> None:
-    part = AttentionPart(mechanism, site.name, site.num_heads, site.head_dim, spec)
-    part.to(next(site.module.parameters()).device)
-    part.train(site.module.training)
-    before = getattr(site.module, PART, None)
-    if before is None:
-        part.input_hook = site.module.register_forward_pre_hook(_hand_over_input, with_kwargs=True)
-    else:
-        part.input_hook = before.input_hook
-    setattr(site.module, PART, part)
-
-
-def _hand_over_input(
-    module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Attention modules pass on keywords they do not know, so the input of the layer reaches our function as one."""
-    return args, {**kwargs, LAYER_INPUT: args[0] if args else kwargs["hidden_states"]}
-
-
-def _own_config(model: PreTrainedModel) -> None:
-    """Give a model that shares its config with others a copy: what is written there is true of this model alone."""
-    if "dense_implementations" in model.__dict__:  # it has one already
-        return
-    memo: dict[int, Any] = {}  # parts that one object describes go on sharing one
-    for module in model.modules():
-        if isinstance(module.__dict__.get("config"), PreTrainedConfig):
-            module.config = copy.deepcopy(module.config, memo)
-
-
-def _switch(model: PreTrainedModel, sites: list[AttentionSite]) -> None:
-    """Point every config that attention or masks are read off to our function, and remember what it said.
-
-    `model.set_attn_implementation` does not reach copies of a config, such as that of T5's encoder.
-    """
-    remembered = model.__dict__.setdefault("dense_implementations", [])
-    attention = {site.module for site in sites}
-    for module in model.modules():
-        if module in attention or (isinstance(module, PreTrainedModel) and not attention.isdisjoint(module.modules())):
-            config: Any = module.config
-            if config._attn_implementation != IMPLEMENTATION:
-                remembered.append((config, config._attn_implementation))
-                config._attn_implementation_internal = IMPLEMENTATION

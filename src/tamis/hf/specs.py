@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from tamis.hf.sites import AttentionSite
-from tamis.mechanisms import LearnedAlpha, Mechanism, build_mechanism
+from tamis.mechanisms import Mechanism, build_mechanism
 from tamis.mechanisms.registry import read_mechanism
 
 Spec = dict[str, Any]
@@ -43,7 +43,4 @@ def make_spec(
 
 def build(spec: Spec, site: AttentionSite) -> Mechanism:
     """The mechanism of a spec for one attention module."""
-    own = dict(spec)
-    if "start" in own:
-        own["alpha"] = LearnedAlpha(site.num_heads, init=own.pop("start"))
-    return build_mechanism(own, site.embed_dim, site.num_heads, head_dim=site.head_dim)
+    return build_mechanism(spec, site.embed_dim, site.num_heads, head_dim=site.head_dim)

@@ -33,8 +33,13 @@ def sparsity_pressure(model: nn.Module) -> Tensor:
 
     Without it alphas go where the loss sends them, which may be back to 1.
     """
-    learned = [module for _, part in parts_of(model) for module in part.modules() if isinstance(module, LearnedAlpha)]
-    if not learned:
+    alphas = learned(model)
+    if not alphas:
         raise ValueError("the model has no learned alphas: call tamis.hf.sparsify first")
-    distances = [(alpha.high - alpha()) / (alpha.high - alpha.low) for alpha in learned]
+    distances = [(alpha.high - alpha()) / (alpha.high - alpha.low) for alpha in alphas]
     return torch.cat([distance.flatten() for distance in distances]).mean()
+
+
+def learned(model: nn.Module) -> list[LearnedAlpha]:
+    """The learned alphas that `sparsify` added."""
+    return [module for _, part in parts_of(model) for module in part.modules() if isinstance(module, LearnedAlpha)]

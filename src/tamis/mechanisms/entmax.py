@@ -93,15 +93,24 @@ class EntmaxAttention(KeepsPrecision, Mechanism):
     Args:
         num_heads: query heads.
         alpha: "learn" for one learned alpha per head, as in the paper; a number in [1, 2]; a tensor of them, (H,) or
-            broadcastable to (B, H, Lq, 1); or a `LearnedAlpha` of one's own, for another range or start.  2 is
-            sparsemax.
+            broadcastable to (B, H, Lq, 1); or a `LearnedAlpha` of one's own, for another range.  2 is sparsemax.
+        start: where alphas to "learn" start: "normal", or a number, such as 1.05 in place of a trained softmax.
     """
 
-    def __init__(self, num_heads: int, alpha: str | float | Tensor | LearnedAlpha = "learn") -> None:
+    def __init__(
+        self,
+        num_heads: int,
+        alpha: str | float | Tensor | LearnedAlpha = "learn",
+        *,
+        start: str | float | None = None,
+    ) -> None:
         super().__init__()
         check_heads(num_heads)
         self.num_heads = num_heads
-        alpha = LearnedAlpha(num_heads) if isinstance(alpha, str) and alpha == "learn" else alpha
+        if isinstance(alpha, str) and alpha == "learn":
+            alpha = LearnedAlpha(num_heads, init="normal" if start is None else start)
+        elif start is not None:
+            raise ValueError(f'start is where alphas to "learn" start, got start={start} and alpha={alpha}')
         _check_alpha(alpha, num_heads)
         if isinstance(alpha, Tensor) and not isinstance(alpha, nn.Parameter):
             self.register_buffer("alpha", alpha)

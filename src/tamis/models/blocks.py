@@ -39,7 +39,15 @@ def build_layer(config: ModelConfig, spec: Spec, position: Position, cross: Spec
         norm=config.norm,
         arrangement=config.arrangement,
         dropout=config.dropout,
+        norm_eps=config.norm_eps,
     )
+
+
+def build_output(config: ModelConfig) -> tuple[nn.Linear | None, nn.Parameter | None]:
+    """The output layer, or None where the embedding is it, and then its bias."""
+    if not config.tie_embeddings:
+        return nn.Linear(config.embed_dim, config.vocab_size, bias=config.output_bias), None
+    return None, nn.Parameter(torch.zeros(config.vocab_size)) if config.output_bias else None
 
 
 def initialise(model: nn.Module, embed_dim: int, spread: float | None) -> None:

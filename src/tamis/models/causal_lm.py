@@ -9,11 +9,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from tamis.mechanisms.registry import read_mechanism
-from tamis.models.blocks import build_layer, initialise, positions_of
+from tamis.models.blocks import build_layer, build_output, initialise, positions_of
 from tamis.models.config import ModelConfig
 from tamis.models.pretrained import PretrainedModel
 from tamis.nn.cache import ModelCache
-from tamis.nn.layers import NORMS
+from tamis.nn.layers import make_norm
 from tamis.positions import position_rows
 from tamis.settings import Config, Spec, at_least, numbers, readable
 
@@ -58,8 +58,9 @@ class CausalLM(PretrainedModel):
         self.layers = nn.ModuleList(
             build_layer(config, config.mechanism, self.position) for _ in range(config.num_layers)
         )
-        self.norm = NORMS[config.norm](config.embed_dim) if config.arrangement != "post" else nn.Identity()
-        self.output = None if config.tie_embeddings else nn.Linear(config.embed_dim, config.vocab_size, bias=False)
+        last = config.arrangement != "post"
+        self.norm = make_norm(config.norm, config.embed_dim, config.norm_eps) if last else nn.Identity()
+        self.output, self.output_bias = build_output(config)
         self.dropout = nn.Dropout(config.dropout)
         initialise(self, config.embed_dim, config.initial_spread)
 
@@ -106,7 +107,7 @@ class CausalLM(PretrainedModel):
         if cache is not None:
             cache.mask = mask
         x = self.norm(x)
-        return F.linear(x, self.embedding.weight) if self.output is None else self.output(x)
+        return F.linear(x, self.embedding.weight, self.output_bias) if self.output is None else self.output(x)
 
     def new_cache(self) -> ModelCache:
         return ModelCache(self.config.num_layers)

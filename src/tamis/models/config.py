@@ -57,8 +57,12 @@ class ModelConfig(Config):
     """Share of the output of sublayers and embeddings that is dropped in training."""
     attention_dropout: float
     """Share of attention's weights that is dropped in training."""
+    norm_eps: float | None = None
+    """What norms add to a variance.  None: as torch has it."""
     tie_embeddings: bool = True
     """The output layer is the embedding of what is written."""
+    output_bias: bool = False
+    """Whether the output layer has a bias."""
     initial_spread: float | None = None
     """Standard deviation of attention's scores at the start, about.  None: what each mechanism learns best from."""
 
@@ -66,9 +70,9 @@ class ModelConfig(Config):
         at_least(self, 1, "vocab_size", "embed_dim", "num_heads", "ffn_dim", "max_length")
         optional_at_least(self, 1, "num_kv_heads", "head_dim")
         shares(self, "dropout", "attention_dropout")
-        booleans(self, "bias", "tie_embeddings")
+        booleans(self, "bias", "tie_embeddings", "output_bias")
         numbers(self, "rope_base", above=0.0)
-        optional_numbers(self, "initial_spread", above=0.0)
+        optional_numbers(self, "initial_spread", "norm_eps", above=0.0)
         readable(self, read_position, "position")
         self._positions()
 

@@ -10,11 +10,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from tamis.mechanisms.registry import read_mechanism
-from tamis.models.blocks import build_layer, initialise, positions_of
+from tamis.models.blocks import build_layer, build_output, initialise, positions_of
 from tamis.models.config import ModelConfig
 from tamis.models.pretrained import PretrainedModel
 from tamis.nn.cache import ModelCache
-from tamis.nn.layers import NORMS
+from tamis.nn.layers import make_norm
 from tamis.settings import Config, Spec, at_least, optional_at_least, readable
 
 
@@ -73,9 +73,9 @@ class Seq2Seq(PretrainedModel):
             for _ in range(config.decoder_layers)
         )
         last = config.arrangement != "post"  # post-norm layers end normalised
-        self.encoder_norm = NORMS[config.norm](config.embed_dim) if last else nn.Identity()
-        self.decoder_norm = NORMS[config.norm](config.embed_dim) if last else nn.Identity()
-        self.output = None if config.tie_embeddings else nn.Linear(config.embed_dim, config.vocab_size, bias=False)
+        self.encoder_norm = make_norm(config.norm, config.embed_dim, config.norm_eps) if last else nn.Identity()
+        self.decoder_norm = make_norm(config.norm, config.embed_dim, config.norm_eps) if last else nn.Identity()
+        self.output, self.output_bias = build_output(config)
         self.dropout = nn.Dropout(config.dropout)
         initialise(self, config.embed_dim, config.initial_spread)
 
@@ -137,7 +137,7 @@ class Seq2Seq(PretrainedModel):
         if cache is not None:
             cache.mask = mask
         x = self.decoder_norm(x)
-        return F.linear(x, self.embedding.weight) if self.output is None else self.output(x)
+        return F.linear(x, self.embedding.weight, self.output_bias) if self.output is None else self.output(x)
 
     def forward(
         self,

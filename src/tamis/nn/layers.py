@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -25,8 +26,22 @@ class RMSNorm(nn.RMSNorm):
 
 
 NORMS: dict[str, type[nn.Module]] = {"layernorm": nn.LayerNorm, "rmsnorm": RMSNorm}
-ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"relu": F.relu, "gelu": F.gelu, "swiglu": F.silu, "geglu": F.gelu}
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "relu": F.relu,
+    "gelu": F.gelu,
+    "gelu_tanh": partial(F.gelu, approximate="tanh"),
+    "silu": F.silu,
+    "swiglu": F.silu,
+    "geglu": F.gelu,
+}
 ARRANGEMENTS = ("pre", "post", "both")
+
+
+def make_norm(kind: str, embed_dim: int, eps: float | None = None) -> nn.Module:
+    """A norm by its name; `eps` is what it adds to a variance, if not what torch does."""
+    make: Any = NORMS[choose("norm", kind, NORMS)]
+    norm: nn.Module = make(embed_dim) if eps is None else make(embed_dim, eps=eps)
+    return norm
 
 
 class FeedForward(nn.Module):
@@ -54,12 +69,13 @@ class FeedForward(nn.Module):
 class Residual(nn.Module):
     """x + sublayer(x) with norms before the sublayer, after the sum, or before and after the sublayer ("both")."""
 
-    def __init__(self, embed_dim: int, norm: str, arrangement: str, dropout: float) -> None:
+    def __init__(
+        self, embed_dim: int, norm: str, arrangement: str, dropout: float, norm_eps: float | None = None
+    ) -> None:
         super().__init__()
         self.arrangement = choose("arrangement", arrangement, ARRANGEMENTS)
-        make = NORMS[choose("norm", norm, NORMS)]
-        self.norm = make(embed_dim)
-        self.after = make(embed_dim) if arrangement == "both" else None
+        self.norm = make_norm(norm, embed_dim, norm_eps)
+        self.after = make_norm(norm, embed_dim, norm_eps) if arrangement == "both" else None
         self.dropout = nn.Dropout(dropout)
 
     def before(self, x: Tensor) -> Tensor:
@@ -88,13 +104,15 @@ class TransformerLayer(nn.Module):
         norm: str = "layernorm",
         arrangement: str = "pre",
         dropout: float = 0.0,
+        norm_eps: float | None = None,
     ) -> None:
         super().__init__()
         embed_dim = feed_forward.down.out_features
         self.self_attention, self.cross_attention, self.feed_forward = self_attention, cross_attention, feed_forward
-        self.self_residual = Residual(embed_dim, norm, arrangement, dropout)
-        self.cross_residual = Residual(embed_dim, norm, arrangement, dropout) if cross_attention is not None else None
-        self.feed_residual = Residual(embed_dim, norm, arrangement, dropout)
+        residual = partial(Residual, embed_dim, norm, arrangement, dropout, norm_eps)
+        self.self_residual = residual()
+        self.cross_residual = residual() if cross_attention is not None else None
+        self.feed_residual = residual()
 
     def forward(
         self,

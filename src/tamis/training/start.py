@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tamis.decoding.folder import model_folder
 from tamis.mechanisms import Mechanism
+from tamis.models.loading import model_folder
 from tamis.models.pretrained import PretrainedModel
 
 
