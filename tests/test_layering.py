@@ -16,6 +16,7 @@ LAYERS = [
     "precision",
     "files",
     "settings",
+    "native",
     "transforms",
     "attention",
     "kernels",
@@ -51,7 +52,7 @@ ALLOWED_THIRD_PARTY = {
     "hf": {"torch", "safetensors", "transformers"},
     "evaluation": {"torch", "numpy", "sacrebleu", "matplotlib"},
     "training": {"torch", "numpy", "safetensors", "rich"},
-    "bench": {"torch", "numpy", "rich", "matplotlib", "entmax", "adasplash", "transformers"},
+    "bench": {"torch", "numpy", "rich", "matplotlib", "entmax", "adasplash", "transformers", "ctranslate2"},
     "demo": {"torch", "rich", "matplotlib"},
     "cli": {"typer"},
 }

@@ -23,6 +23,7 @@ LengthsOverrides = Annotated[
     list[str], typer.Option("--set", metavar="KEY=VALUE", help="Change the evaluation: multiples=[1,2,64] ...")
 ]
 Arm = Annotated[str | None, typer.Option(help="One of the arms of the recipe.")]
+Int8 = Annotated[bool, typer.Option("--int8", help="Multiply in int8: faster on a CPU.")]
 Device = Annotated[str | None, typer.Option(help="cpu or cuda; by default what there is.")]
 
 
@@ -50,19 +51,23 @@ def command(group: typer.Typer, name: str | None = None) -> Callable[[Callable[.
     def register(function: Callable[..., None]) -> Callable[..., None]:
         @functools.wraps(function)
         def explained(*args: Any, **kwargs: Any) -> None:
-            from tamis.training.guards import TrainingError
-
             try:
                 function(*args, **kwargs)
                 sys.stdout.flush()
             except BrokenPipeError:  # who read, such as `head`, has enough; Python flushes once more when it ends
                 os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-            except (ValueError, OSError, ImportError, TrainingError) as error:
+            except _expected() as error:
                 sys.exit(f"error: {error}")
 
         return group.command(name)(explained)
 
     return register
+
+
+def _expected() -> tuple[type[Exception], ...]:
+    """Errors that are explained in one line.  Only who has imported training can meet one of its own."""
+    guards = sys.modules.get("tamis.training.guards")
+    return (ValueError, OSError, ImportError, *(() if guards is None else (guards.TrainingError,)))
 
 
 @command(app)
@@ -148,6 +153,7 @@ def translate(
         list[str],
         typer.Option("--set", metavar="KEY=VALUE", help="Change decoding: beam=10, method=sample, n_best=3 ..."),
     ] = [],  # noqa: B006
+    int8: Int8 = False,
     device: Device = None,
 ) -> None:
     """Translate plain text, a sentence a line."""
@@ -156,7 +162,7 @@ def translate(
     from tamis.decoding.lines import AT_A_TIME, translate_lines
 
     settings = read_settings(overrides)
-    translator = Translator.load(run, device)
+    translator = Translator.load(run, "cpu" if int8 else device, quantize="int8" if int8 else None)
     DecodingConfig.from_dict({**translator.decoding.to_dict(), **settings})
     # Who types wants an answer to each line; a file is translated best many lines at a time.
     at_a_time = 1 if not files and sys.stdin.isatty() else AT_A_TIME
@@ -178,6 +184,7 @@ def generate(
             "--set", metavar="KEY=VALUE", help="Change decoding: max_length=64, top_p=0.9, n_best=3, seed=7 ..."
         ),
     ] = [],  # noqa: B006
+    int8: Int8 = False,
     device: Device = None,
 ) -> None:
     """Continue texts with a language model, each as a line; an empty prompt begins a document."""
@@ -186,7 +193,7 @@ def generate(
     from tamis.decoding.translator import SPACED
 
     settings = read_settings(overrides)
-    generator = TextGenerator.load(run, device)
+    generator = TextGenerator.load(run, "cpu" if int8 else device, quantize="int8" if int8 else None)
     generator.settings(settings)
     with _writer(output) as out:
         for line in prompt or _lines(files):
@@ -414,14 +421,15 @@ def bench_cache(output: Path | None = None) -> None:
 
 
 @command(bench, "decode")
-def bench_decode(output: Path | None = None, repeats: int = 3, threads: int = 2) -> None:
-    """Time beam search on the CPU against MarianMTModel.generate of Hugging Face transformers, same size and work.
+def bench_decode(output: Path | None = None, repeats: int = 3, threads: int = 2, only: str | None = None) -> None:
+    """Time translating on the CPU beside CTranslate2 and Hugging Face's Marian, with the same weights and work.
 
-    The table is printed; with --output its numbers are also written there as decode-cpu.json.
+    The table is printed; with --output its numbers are also written there as decode-cpu.json.  --only base-1-5-equal
+    runs one case and keeps what the file has of the others.
     """
     from tamis.bench.decode import run
 
-    run(output, repeats=repeats, threads=threads)
+    run(output, repeats=repeats, threads=threads, only=only)
 
 
 @command(bench, "train")

@@ -15,8 +15,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -70,7 +69,7 @@ def export(model: Seq2Seq, folder: Path, *, bos_id: int, eos_id: int) -> None:
 
 
 class Process:
-    """CTranslate2 with a model, in a process of its own."""
+    """CTranslate2 with a model, in a process of its own, which stands still between calls; to be closed."""
 
     def __init__(self, folder: Path, precision: str, threads: int) -> None:
         command = [sys.executable, "-m", __name__, str(folder), PRECISIONS[precision], str(threads)]
@@ -80,12 +79,7 @@ class Process:
         )
         self._ask({})
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def close(self) -> None:
         self._process.send_signal(signal.SIGCONT)
         self._process.communicate()
 

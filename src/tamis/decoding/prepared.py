@@ -24,12 +24,23 @@ from tamis.positions.nape import NAPE
 
 POSITIONS = (Sinusoidal, LearnedPositions, NoPE, ALiBi, NAPE)
 OF_ACTIVATIONS = {"relu": "relu", "gelu": "gelu", "swiglu": "silu", "geglu": "gelu"}
-MODULES = (
-    *(Seq2Seq, TransformerLayer, Attention, FeedForward, Residual, RMSNorm, ReLANorm, LearnedAlpha),
-    *(SoftmaxAttention, EntmaxAttention, ReLAttention, *POSITIONS),
-    *(nn.Linear, nn.Embedding, nn.LayerNorm, nn.Dropout, nn.Identity, nn.ModuleList),
-)
-"""What a model may be made of; of these kinds exactly."""
+PLACES: dict[str, tuple[type[nn.Module], ...]] = {
+    **dict.fromkeys(("encoder_position", "decoder_position"), POSITIONS),
+    **dict.fromkeys(("encoder_norm", "decoder_norm"), (nn.Identity, nn.LayerNorm, RMSNorm)),
+    **dict.fromkeys(("norm", "after"), (nn.LayerNorm, RMSNorm, ReLANorm)),
+    **dict.fromkeys(("self_residual", "cross_residual", "feed_residual"), (Residual,)),
+    **dict.fromkeys(("self_attention", "cross_attention"), (Attention,)),
+    **dict.fromkeys(("q_proj", "k_proj", "v_proj", "out_proj", "up", "gate", "down", "output"), (nn.Linear,)),
+    **dict.fromkeys(("embedding", "source_embedding"), (nn.Embedding,)),
+    **dict.fromkeys(("encoder", "decoder"), (nn.ModuleList,)),
+    "mechanism": (SoftmaxAttention, EntmaxAttention, ReLAttention),
+    "position": (NoPE, ALiBi, NAPE),
+    "alpha": (LearnedAlpha,),
+    "feed_forward": (FeedForward,),
+    "dropout": (nn.Dropout,),
+    "": (Seq2Seq,),
+}
+"""What the kernels know, of these kinds exactly, by the last part of a module's name; a number is a layer's."""
 
 
 def obstacle(model: Seq2Seq) -> str | None:
@@ -39,7 +50,7 @@ def obstacle(model: Seq2Seq) -> str | None:
     if torch.is_autocast_enabled("cpu"):
         return "autocast decides about precision"
     for name, module in model.named_modules():
-        if type(module) not in MODULES:
+        if type(module) not in PLACES.get(name.rpartition(".")[2], (TransformerLayer,)):
             return f"{name or 'the model'} is a {type(module).__name__}"
         if module._forward_hooks or module._forward_pre_hooks or "forward" in vars(module):
             return f"{name or 'the model'} has a hook"

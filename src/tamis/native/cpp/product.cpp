@@ -220,6 +220,7 @@ constexpr int64_t kMostRows = 16 * kTileRows;
 
 Status product(const Matrix* const* parts, int count, const float* x, int64_t stride, int64_t rows, Function function,
                float* out, int64_t out_stride, ProductRoom& room) {
+    if (rows == 0) return kDone;
     const Matrix& first_part = *parts[0];
     const Precision precision = first_part.precision;
     const Words words = prepared(precision, x, stride, rows, first_part.inputs, room);
