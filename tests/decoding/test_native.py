@@ -45,7 +45,9 @@ def check_steps(model: Any, source: Tensor, steps: int = 14) -> None:
         tokens = torch.full((source.shape[0], 1), BOS)
         for step in range(steps):
             torch.testing.assert_close(native.step(tokens), plain.step(tokens), atol=2e-5, rtol=1e-4)
-            parents = torch.randint(0, tokens.shape[1], (tokens.shape[0], (1, 4, 3, 9, 2, 7)[step % 6]), generator=generator)
+            parents = torch.randint(
+                0, tokens.shape[1], (tokens.shape[0], (1, 4, 3, 9, 2, 7)[step % 6]), generator=generator
+            )
             tokens = torch.randint(3, model.config.vocab_size, parents.shape, generator=generator)
             staying = torch.tensor([2, 0]) if step == 8 else torch.arange(tokens.shape[0])
             for state in (plain, native):

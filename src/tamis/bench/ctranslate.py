@@ -1,7 +1,8 @@
 """A Seq2Seq with softmax as a model of CTranslate2, translated by a process of its own.
 
-CTranslate2 is fastest where its threads never sleep (OMP_WAIT_POLICY=active), and such threads spin between calls too.
-So it has a process with that setting, which is held still while anybody else is timed.
+CTranslate2 is fastest where its threads never sleep (OMP_WAIT_POLICY=active), on a machine of their own; where anything
+else runs, its int8 is several times as fast with one thread as with two that wait for each other.  Both are timed.
+Threads that never sleep spin between calls too: each way has a process of its own, held still while others are timed.
 """
 
 from __future__ import annotations
@@ -25,6 +26,8 @@ from tamis.models.seq2seq import Seq2Seq
 PEER = "ctranslate2"
 PRECISIONS = {"fp32": "float32", "int8": "int8"}
 """What it computes in, by our names for it."""
+WAYS = ("", " one thread")
+"""How it is run, by the end of a call's name: with the threads of the others, or one."""
 
 
 def version() -> str | None:

@@ -1,7 +1,7 @@
 """MarianMTModel of Hugging Face transformers with the weights of a Seq2Seq's kind, and its way to translate.
 
-Marian's sinusoidal positions hold all sines before all cosines, ours take turns; that is a permutation of channels, which
-the copy applies throughout.
+Marian's sinusoidal positions hold all sines before all cosines, ours take turns; that is a permutation of channels,
+which the copy applies throughout.
 """
 
 from __future__ import annotations

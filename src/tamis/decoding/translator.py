@@ -53,7 +53,7 @@ class Translator:
         batch_tokens: source tokens, with padding, that are translated at a time.
         quantize: "int8" or "bf16": translating multiplies in that precision, several times as fast on a CPU as in
             fp32 and with slightly other scores.  int8 has weights scaled per output and activations per token; both
-            need the C++ kernels and a model in fp32 on the CPU.  `save`, `attention` and `align` use the model as it is.
+            need the C++ kernels and a model in fp32 on the CPU.  `save`, `attention` and `align` use the model itself.
     """
 
     def __init__(

@@ -100,9 +100,7 @@ class Decoding:
 
     def __init__(self, stack: Stack, memory: Tensor, starts: Tensor) -> None:
         self._native, self._vocabulary = functions(), stack.output.outputs
-        handle = self._native.tamis_decoding_new(
-            byref(stack), memory.data_ptr(), starts.data_ptr(), starts.numel() - 1
-        )
+        handle = self._native.tamis_decoding_new(byref(stack), memory.data_ptr(), starts.data_ptr(), starts.numel() - 1)
         if not handle:
             raise MemoryError("memory ran out in a C++ kernel")
         self._handle = handle
@@ -114,9 +112,7 @@ class Decoding:
         logits = torch.empty((*tokens.shape, self._vocabulary))
         place = None if position is None else position.data_ptr()
         check(
-            self._native.tamis_decoding_step(
-                self._handle, tokens.data_ptr(), tokens.shape[1], place, logits.data_ptr()
-            )
+            self._native.tamis_decoding_step(self._handle, tokens.data_ptr(), tokens.shape[1], place, logits.data_ptr())
         )
         return logits
 

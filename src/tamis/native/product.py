@@ -94,9 +94,7 @@ class Packed:
         out = torch.empty((*x.shape[:-1], self.outputs))
         count = out.numel() // max(1, self.outputs)
         check(
-            functions().tamis_product(
-                byref(self.matrix), rows.data_ptr(), count, FUNCTIONS[function], out.data_ptr()
-            )
+            functions().tamis_product(byref(self.matrix), rows.data_ptr(), count, FUNCTIONS[function], out.data_ptr())
         )
         return out
 

@@ -28,7 +28,7 @@ _MODULES = {
     "TranslationTask": "translation",
     "process": "distributed",
 }
-"""Where each name is, to be imported when it is asked for: recipes need the settings, and not torch's way to shard, which
+"""Where each name is, to be imported when it is asked for: recipes need the settings, not torch's way to shard, which
 takes half a second."""
 
 __all__ = [
