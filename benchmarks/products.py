@@ -1,4 +1,4 @@
-"""Products of a few rows with weights that come from memory: packed by the C++ kernels, F.linear, and oneDNN's own packing.
+"""Products of a few rows with weights that come from memory: by the C++ kernels, F.linear, and oneDNN's own packing.
 
     python benchmarks/products.py benchmarks/results
 
@@ -8,10 +8,12 @@ oneDNN's packed weights are reached through operations of torch that are not pub
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
 import torch.nn.functional as F
+from torch import Tensor
 
 from tamis.bench.timing import alternate, machine, save
 from tamis.native.product import Packed
@@ -23,22 +25,27 @@ MEMORY = 60e6
 """Bytes of weights that are gone through, so that none are in a cache."""
 
 
+def layers(inputs: int, outputs: int, copies: int) -> dict[str, list[Callable[[Tensor], Tensor]]]:
+    """Each way, with so many weights of its own."""
+    weights = [torch.randn(outputs, inputs) * inputs**-0.5 for _ in range(copies)]
+    bias = torch.randn(outputs)
+    packed = [torch.ops.mkldnn._reorder_linear_weight(weight, 16) for weight in weights]
+    return {
+        "linear": [lambda x, w=w: F.linear(x, w, bias) for w in weights],
+        "onednn": [lambda x, w=w: torch.ops.mkldnn._linear_pointwise(x, w, bias, "none", [], "") for w in packed],
+        **{name: [Packed(w, bias, name) for w in weights] for name in ("fp32", "bf16", "int8")},
+    }
+
+
 def main(folder: Path) -> None:
     torch.set_num_threads(2)
     rows = []
     for inputs, outputs in SHAPES:
         copies = max(2, int(MEMORY / (4 * inputs * outputs)))
-        weights = [torch.randn(outputs, inputs) * inputs**-0.5 for _ in range(copies)]
-        bias = torch.randn(outputs)
-        packed = [torch.ops.mkldnn._reorder_linear_weight(weight, 16) for weight in weights]
-        layers = {
-            "linear": [lambda x, w=w: F.linear(x, w, bias) for w in weights],
-            "onednn": [lambda x, w=w: torch.ops.mkldnn._linear_pointwise(x, w, bias, "none", [], "") for w in packed],
-            **{name: [Packed(w, bias, name) for w in weights] for name in ("fp32", "bf16", "int8")},
-        }
+        ways = layers(inputs, outputs, copies)
         for count in ROWS:
             x = torch.randn(count, inputs)
-            calls = {name: lambda own=own: [layer(x) for layer in own] for name, own in layers.items()}
+            calls = {name: lambda own=own, x=x: [layer(x) for layer in own] for name, own in ways.items()}
             times = alternate(calls, 8 if count < 80 else 3)
             each = {name: round(time["min_ms"] * 1e3 / copies, 1) for name, time in times.items()}
             rows.append({"inputs": inputs, "outputs": outputs, "rows": count, "us": each})

@@ -73,6 +73,26 @@ def test_padding_on_the_left_and_a_long_source():
     check_steps(model, source, steps=40)
 
 
+@pytest.mark.parametrize("mechanism", ["softmax", "entmax15", "rela"])
+def test_a_source_of_padding_alone(mechanism: str):
+    """Cross-attention to nothing is zero."""
+    source = sources([4, 2, 6])
+    source[1] = PAD
+    check_steps(tiny(mechanism), source, steps=4)
+
+
+def test_places_are_used_again():
+    """The cache grows with what beams have in their past, not with what was ever written."""
+    model, source = tiny("entmax15"), sources([4, 2])
+    with evaluating(model):
+        state = NativeState(model, source, prepared(model))
+        state.step(torch.full((2, 1), BOS))
+        for _ in range(100):
+            state.choose(torch.zeros(2, 8, dtype=torch.long))  # all continue the first
+            state.step(torch.full((2, 8), 5))
+    assert state._decoding.places() <= 128
+
+
 @pytest.mark.parametrize("mechanism", ["softmax", "entmax", "entmax15", "rela"])
 @pytest.mark.parametrize(
     "changes",
@@ -202,6 +222,8 @@ def test_quantised_language_models_are_near():
 
 
 def test_bad_quantisation_is_refused():
+    with pytest.raises(ValueError, match="65536"):
+        product.Packed(torch.zeros(1, 65537), precision="int8")
     model, source = tiny(), sources([4])
     with pytest.raises(ValueError, match="int8"):
         beam_search(model, source, quantize="int9", **IDS)

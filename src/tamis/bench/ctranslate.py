@@ -49,8 +49,10 @@ def export(model: Seq2Seq, folder: Path, *, bos_id: int, eos_id: int) -> None:
     )
     table = model.embedding.weight
     source = table if model.source_embedding is None else model.source_embedding.weight
-    stacks = ((spec.encoder, model.encoder, spec.encoder.embeddings[0], source, model.encoder_norm),)
-    stacks += ((spec.decoder, model.decoder, spec.decoder.embeddings, table, model.decoder_norm),)
+    stacks = (
+        (spec.encoder, model.encoder, spec.encoder.embeddings[0], source, model.encoder_norm),
+        (spec.decoder, model.decoder, spec.decoder.embeddings, table, model.decoder_norm),
+    )
     for own, layers, embedding, weights, norm in stacks:
         own.scale_embeddings = math.sqrt(config.embed_dim)
         embedding.weight = _array(weights)
@@ -111,7 +113,7 @@ def serve(folder: str, compute_type: str, threads: int) -> None:
     )
     for line in sys.stdin:
         request = json.loads(line)
-        answer = (0.0, [])
+        answer: tuple[float, list[list[int]]] = (0.0, [])
         if request:
             sources = [[str(token) for token in row] for row in request["sources"]]
             length = request["length"]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -82,7 +81,7 @@ class Prepared:
         self.decoder.embedding = self._pointer(model.embedding.weight)
         self.decoder.embedding_scale = math.sqrt(config.embed_dim)
 
-    def _stack(self, model: Seq2Seq, modules: Sequence[Any], norm: nn.Module, slopes: Tensor | None) -> native.Stack:
+    def _stack(self, model: Seq2Seq, modules: nn.ModuleList, norm: nn.Module, slopes: Tensor | None) -> native.Stack:
         config = model.config
         layers = (native.Layer * len(modules))(*(self._layer(module) for module in modules))
         self._held.append(layers)

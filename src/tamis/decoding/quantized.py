@@ -61,6 +61,6 @@ def _copy(model: Model, precision: str) -> Model:
         for name, child in module.named_children():
             if type(child) is nn.Linear:
                 setattr(module, name, PackedLinear(child.weight, child.bias, precision))
-    if made.output is None:
-        made.output = PackedLinear(made.embedding.weight, None, precision)
+    if made.output is None:  # tied
+        made.register_module("output", PackedLinear(made.embedding.weight, None, precision))
     return made.eval()

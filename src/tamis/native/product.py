@@ -13,6 +13,8 @@ from torch import Tensor
 from tamis.native import library
 
 PRECISIONS = {"fp32": 0, "bf16": 1, "int8": 2}
+MAX_INPUTS = 65536
+"""Of int8: more might not fit into sums of 32 bits."""
 FUNCTIONS = {"none": 0, "relu": 1, "gelu": 2, "silu": 3}
 
 
@@ -68,6 +70,8 @@ class Packed:
     """
 
     def __init__(self, weight: Tensor, bias: Tensor | None = None, precision: str = "fp32") -> None:
+        if precision == "int8" and weight.shape[1] > MAX_INPUTS:
+            raise ValueError(f"sums of int8 go over {MAX_INPUTS} inputs at most, got {weight.shape[1]}")
         self.precision = precision
         native, kind = functions(), PRECISIONS[precision]
         weight = weight.detach().to("cpu", torch.float32)
