@@ -62,5 +62,5 @@ def _copy(model: Model, precision: str) -> Model:
             if type(child) is nn.Linear:
                 setattr(module, name, PackedLinear(child.weight, child.bias, precision))
     if made.output is None:  # tied
-        made.register_module("output", PackedLinear(made.embedding.weight, None, precision))
+        made.output = PackedLinear(made.embedding.weight, None, precision)  # type: ignore[assignment]
     return made.eval()
