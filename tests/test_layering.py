@@ -54,7 +54,7 @@ ALLOWED_THIRD_PARTY = {
     "exchange": {"torch", "safetensors", "onnxruntime"},
     "evaluation": {"torch", "numpy", "sacrebleu"},
     "training": {"torch", "numpy", "safetensors", "rich"},
-    "bench": {"torch", "numpy", "rich", "matplotlib", "entmax", "adasplash", "transformers"},
+    "bench": {"torch", "numpy", "rich", "matplotlib", "entmax", "adasplash", "transformers", "ctranslate2"},
     "demo": {"torch", "rich", "matplotlib"},
     "cli": {"typer"},
 }

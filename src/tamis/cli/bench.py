@@ -106,14 +106,15 @@ def bench_cache(output: Path | None = None) -> None:
 
 
 @command(bench, "decode")
-def bench_decode(output: Path | None = None, repeats: int = 3, threads: int = 2) -> None:
-    """Time beam search on the CPU against MarianMTModel.generate of Hugging Face transformers, same size and work.
+def bench_decode(output: Path | None = None, repeats: int = 3, threads: int = 2, only: str | None = None) -> None:
+    """Time translating on the CPU beside CTranslate2 and Hugging Face's Marian, with the same weights and work.
 
-    The table is printed; with --output its numbers are also written there as decode-cpu.json.
+    The table is printed; with --output its numbers are also written there as decode-cpu.json.  --only base-1-5-equal
+    runs one case and keeps what the file has of the others.
     """
     from tamis.bench.decode import run
 
-    run(output, repeats=repeats, threads=threads)
+    run(output, repeats=repeats, threads=threads, only=only)
 
 
 @command(bench, "train")

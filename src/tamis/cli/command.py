@@ -29,6 +29,7 @@ Settings = Annotated[
 Arms = Annotated[
     list[str], typer.Option("--arm", help="An arm of the recipe; may be repeated, the later ones on the earlier.")
 ]
+Int8 = Annotated[bool, typer.Option("--int8", help="Multiply in int8: faster on a CPU.")]
 Device = Annotated[str | None, typer.Option(help="cpu or cuda; by default what there is.")]
 Plugins = Annotated[
     list[str],
@@ -46,8 +47,6 @@ def command(
     def register(function: Callable[..., None]) -> Callable[..., None]:
         @functools.wraps(function)
         def explained(*args: Any, plugin: list[str] | None = None, **kwargs: Any) -> None:
-            from tamis.training.guards import TrainingError
-
             try:
                 if plugin:
                     from tamis.plugins import load
@@ -57,7 +56,7 @@ def command(
                 sys.stdout.flush()
             except BrokenPipeError:  # who read, such as `head`, has enough; Python flushes once more when it ends
                 os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-            except (ValueError, OSError, ImportError, TrainingError) as error:
+            except _expected() as error:
                 sys.exit(f"error: {error}")
 
         if plugins:
@@ -65,6 +64,12 @@ def command(
         return group.command(name)(explained)
 
     return register
+
+
+def _expected() -> tuple[type[Exception], ...]:
+    """Errors that are explained in one line.  Only who has imported training can meet one of its own."""
+    guards = sys.modules.get("tamis.training.guards")
+    return (ValueError, OSError, ImportError, *(() if guards is None else (guards.TrainingError,)))
 
 
 def _take_plugins(explained: Callable[..., None], function: Callable[..., None]) -> None:

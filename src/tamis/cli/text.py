@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from tamis.cli.command import Device, command, lines_of, writer
+from tamis.cli.command import Device, Int8, command, lines_of, writer
 
 group = typer.Typer(rich_markup_mode=None)
 
@@ -24,6 +24,7 @@ def translate(
         list[str],
         typer.Option("--set", metavar="KEY=VALUE", help="Change decoding: beam=10, method=sample, n_best=3 ..."),
     ] = [],  # noqa: B006
+    int8: Int8 = False,
     device: Device = None,
 ) -> None:
     """Translate plain text, a sentence a line."""
@@ -33,7 +34,7 @@ def translate(
 
     settings = read_settings(overrides)
     check_writes(run, "translate")
-    translator = Translator.load(run, device)
+    translator = Translator.load(run, "cpu" if int8 else device, quantize="int8" if int8 else None)
     DecodingConfig.from_dict({**translator.decoding.to_dict(), **settings})
     # Who types wants an answer to each line; a file is translated best many lines at a time.
     at_a_time = 1 if not files and sys.stdin.isatty() else AT_A_TIME
@@ -55,6 +56,7 @@ def generate(
             "--set", metavar="KEY=VALUE", help="Change decoding: max_length=64, top_p=0.9, n_best=3, seed=7 ..."
         ),
     ] = [],  # noqa: B006
+    int8: Int8 = False,
     device: Device = None,
 ) -> None:
     """Continue texts with a language model, each as a line; an empty prompt begins a document."""
@@ -64,7 +66,7 @@ def generate(
 
     settings = read_settings(overrides)
     check_writes(run, "generate")
-    generator = TextGenerator.load(run, device)
+    generator = TextGenerator.load(run, "cpu" if int8 else device, quantize="int8" if int8 else None)
     generator.settings(settings)
     with writer(output) as out:
         for line in prompt or lines_of(files):

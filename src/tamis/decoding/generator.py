@@ -12,6 +12,7 @@ from torch import Tensor
 
 from tamis.data.vocabulary import Vocabulary, load_vocabularies, save_vocabularies
 from tamis.decoding.folder import load_decoding, save_decoding
+from tamis.decoding.quantized import check_quantize, quantized
 from tamis.decoding.reading import read
 from tamis.decoding.sampling import draw_tokens, random_numbers, token_probabilities
 from tamis.decoding.settings import DecodingConfig
@@ -48,25 +49,35 @@ class TextGenerator:
     Args:
         model: stays on the device it is on.
         decoding: the settings, each of which a call may override; `method` is "sample" or "greedy".
+        quantize: "int8" or "bf16", as of a :class:`tamis.decoding.Translator`.
     """
 
-    def __init__(self, model: CausalLM, vocabulary: Vocabulary, decoding: DecodingConfig | None = None) -> None:
+    def __init__(
+        self,
+        model: CausalLM,
+        vocabulary: Vocabulary,
+        decoding: DecodingConfig | None = None,
+        *,
+        quantize: str | None = None,
+    ) -> None:
         if len(vocabulary) > model.config.vocab_size:
             raise ValueError(
                 f"the vocabulary has {len(vocabulary)} pieces, and the model embeds {model.config.vocab_size}"
             )
-        self.model, self.vocabulary = model, vocabulary
+        if quantize is not None:
+            check_quantize(quantize, model)
+        self.model, self.vocabulary, self.quantize = model, vocabulary, quantize
         self.decoding = DecodingConfig(method="sample") if decoding is None else decoding
 
     @classmethod
-    def load(cls, path: str | Path, device: str | torch.device | None = None) -> Self:
+    def load(cls, path: str | Path, device: str | torch.device | None = None, **options: Any) -> Self:
         """Read a run folder (that holds model/) or a model folder; onto a GPU by default if there is one."""
         folder = model_folder(Path(path))
         place = choose_device(device)
         model = CausalLM.from_pretrained(folder)
         vocabulary, _ = load_vocabularies(folder)
         try:
-            return cls(model.to(place).eval(), vocabulary, load_decoding(folder))
+            return cls(model.to(place).eval(), vocabulary, load_decoding(folder), **options)
         except ValueError as error:
             raise ValueError(f"{folder}: {error}") from error
 
@@ -93,21 +104,22 @@ class TextGenerator:
         if isinstance(prompts, str):
             raise TypeError("prompts must be a list of strings, got one string: put it in a list")
         config = self.settings(overrides)
-        with evaluating(self.model):
-            return [self._continued(prompt, config) for prompt in prompts]
+        model = self.model if self.quantize is None else quantized(self.model, self.quantize)
+        with evaluating(model):
+            return [self._continued(model, prompt, config) for prompt in prompts]
 
     def settings(self, overrides: dict[str, Any]) -> DecodingConfig:
         """Those of the model but for what is changed."""
         return check_method(DecodingConfig.from_dict({**self.decoding.to_dict(), **overrides}))
 
-    def _continued(self, prompt: str, config: DecodingConfig) -> list[Continuation]:
+    def _continued(self, model: CausalLM, prompt: str, config: DecodingConfig) -> list[Continuation]:
         ids = [self.vocabulary.bos_id, *self.vocabulary.encode(prompt)]
         limit = config.max_length
         if (known := self.model.config.position_limit()) is not None:
             limit = min(limit, known - len(ids))
             if limit < 1:
                 raise ValueError(f"the model has {known} positions, and the prompt fills {len(ids)}")
-        drawn = self._draw(torch.tensor([ids], device=self.device), limit, config)
+        drawn = self._draw(model, torch.tensor([ids], device=self.device), limit, config)
         found = []
         for tokens, score in zip(drawn.tokens.tolist(), drawn.scores.tolist(), strict=True):
             finished = self.vocabulary.eos_id in tokens
@@ -115,11 +127,11 @@ class TextGenerator:
             found.append(Continuation(self.vocabulary.decode([*ids, *kept]), score, kept, finished))
         return found
 
-    def _draw(self, prompt: Tensor, limit: int, config: DecodingConfig) -> _Drawn:
+    def _draw(self, model: CausalLM, prompt: Tensor, limit: int, config: DecodingConfig) -> _Drawn:
         """Up to `limit` tokens after a prompt (1, L), `n_best` times."""
-        cache = self.model.new_cache()
+        cache = model.new_cache()
         logits = prompt.new_empty(0, dtype=torch.float32)
-        for _, some in read(self.model, prompt, cache):
+        for _, some in read(model, prompt, cache):
             logits = some[:, -1]
         cache.reorder(torch.zeros(config.n_best, dtype=torch.long, device=prompt.device))
         logits = logits.expand(config.n_best, -1)
@@ -140,7 +152,7 @@ class TextGenerator:
             ended = ended | (tokens == self.vocabulary.eos_id)
             if ended.all() or number + 1 == limit:
                 break
-            logits = self.model(tokens[:, None], cache=cache)[:, -1]
+            logits = model(tokens[:, None], cache=cache)[:, -1]
         return drawn
 
     def _banned(self, device: torch.device) -> Tensor:

@@ -19,7 +19,8 @@ from torch import Tensor
 from tamis import functional
 from tamis.decoding.search import Hypothesis, penalty
 from tamis.decoding.settings import DecodingConfig
-from tamis.decoding.state import DecodingState, check_ids, check_source, length_limits
+from tamis.decoding.start import start
+from tamis.decoding.state import check_ids, check_source, length_limits
 from tamis.models.seq2seq import Seq2Seq
 from tamis.nn.modes import evaluating
 
@@ -32,6 +33,7 @@ def sample(
     eos_id: int,
     config: DecodingConfig | None = None,
     banned_ids: Sequence[int] = (),
+    quantize: str | None = None,
 ) -> list[list[Hypothesis]]:
     """`n_best` draws for each sentence, independent of each other and in the order they were drawn.
 
@@ -42,7 +44,7 @@ def sample(
     check_source(model, source)
     check_ids(model, bos_id=bos_id, eos_id=eos_id)
     with evaluating(model):
-        sampling = _Sampling(model, source, bos_id, eos_id, config, banned_ids)
+        sampling = _Sampling(model, source, bos_id, eos_id, config, banned_ids, quantize)
         while sampling.sentences.numel():
             sampling.step()
         return sampling.results
@@ -59,6 +61,7 @@ class _Sampling:
         eos_id: int,
         config: DecodingConfig,
         banned_ids: Sequence[int],
+        quantize: str | None,
     ) -> None:
         self.config, self.eos_id = config, eos_id
         self.results: list[list[Hypothesis]] = [[] for _ in range(source.shape[0])]
@@ -66,7 +69,7 @@ class _Sampling:
         self.sentences = torch.arange(source.shape[0], device=source.device)
         if not self.results:
             return
-        self.state = DecodingState(model, source)
+        self.state = start(model, source, quantize)
         self.limits = length_limits(self.state, config)
         self.random = random_numbers(source, model.config.pad_id, self.limits.tolist(), config)
         self.written = torch.full((source.shape[0], config.n_best, 1), bos_id, device=source.device)

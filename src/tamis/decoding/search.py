@@ -24,13 +24,8 @@ import torch
 from torch import Tensor
 
 from tamis.decoding.settings import DecodingConfig
-from tamis.decoding.state import (
-    DecodingState,
-    best_tokens,
-    check_ids,
-    check_source,
-    length_limits,
-)
+from tamis.decoding.start import start
+from tamis.decoding.state import best_tokens, check_ids, check_source, length_limits
 from tamis.models.seq2seq import Seq2Seq
 from tamis.nn.modes import evaluating
 
@@ -61,6 +56,7 @@ def beam_search(
     eos_id: int,
     config: DecodingConfig | None = None,
     banned_ids: Sequence[int] = (),
+    quantize: str | None = None,
 ) -> list[list[Hypothesis]]:
     """The `n_best` best hypotheses of each sentence, the best first.
 
@@ -71,12 +67,13 @@ def beam_search(
         source: (B, Ls), each sentence with its end token, padded on either side with the model's pad_id.
         bos_id, eos_id: what every target begins and ends with.
         banned_ids: tokens that are never written.
+        quantize: "int8" or "bf16", on a CPU with the C++ kernels; see :class:`tamis.decoding.Translator`.
     """
     config = DecodingConfig() if config is None else config
     check_source(model, source)
     check_ids(model, bos_id=bos_id, eos_id=eos_id)
     with evaluating(model):
-        search = _BeamSearch(model, source, bos_id, eos_id, config, banned_ids)
+        search = _BeamSearch(model, source, bos_id, eos_id, config, banned_ids, quantize)
         while search.active:
             search.step()
         return search.results
@@ -90,12 +87,14 @@ def greedy(
     eos_id: int,
     config: DecodingConfig | None = None,
     banned_ids: Sequence[int] = (),
+    quantize: str | None = None,
 ) -> list[list[Hypothesis]]:
     """The most probable token at each step: one hypothesis of each sentence.  Arguments as in :func:`beam_search`."""
     config = DecodingConfig() if config is None else config
     settings = {**config.to_dict(), "method": "beam", "beam": 1, "n_best": 1}
     one = DecodingConfig.from_dict(settings)
-    return beam_search(model, source, bos_id=bos_id, eos_id=eos_id, config=one, banned_ids=banned_ids)
+    ids = {"bos_id": bos_id, "eos_id": eos_id}
+    return beam_search(model, source, **ids, config=one, banned_ids=banned_ids, quantize=quantize)
 
 
 class _BeamSearch:
@@ -109,13 +108,14 @@ class _BeamSearch:
         eos_id: int,
         config: DecodingConfig,
         banned_ids: Sequence[int],
+        quantize: str | None,
     ) -> None:
         self.config, self.eos_id = config, eos_id
         self.results: list[list[Hypothesis]] = [[] for _ in range(source.shape[0])]
         self.active = source.shape[0] > 0
         if not self.active:
             return
-        self.state = DecodingState(model, source)
+        self.state = start(model, source, quantize)
         self.banned = torch.tensor(sorted(set(banned_ids)), dtype=torch.long, device=source.device)
         self.with_eos = torch.cat([self.banned, self.banned.new_tensor([eos_id])])
         self.limits = length_limits(self.state, config)

@@ -10,6 +10,7 @@ hypothesis has in its past any longer.  The source is read by all hypotheses of 
 from __future__ import annotations
 
 import math
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -17,6 +18,8 @@ from torch import Tensor
 from tamis import functional
 from tamis.decoding.settings import DecodingConfig
 from tamis.models.seq2seq import Seq2Seq
+from tamis.native import layers as native
+from tamis.native import product
 
 
 class DecodingState:
@@ -86,6 +89,19 @@ class DecodingState:
         return self.seen.scatter(2, slots.unsqueeze(1).expand(-1, width, -1), own)
 
 
+class State(Protocol):
+    """What searches need of a :class:`DecodingState`, or of whatever does its work."""
+
+    model: Seq2Seq
+    source_lengths: Tensor
+
+    def step(self, tokens: Tensor) -> Tensor: ...
+
+    def choose(self, parents: Tensor) -> None: ...
+
+    def keep(self, sentences: Tensor) -> None: ...
+
+
 def best_tokens(logits: Tensor, alpha: float, count: int, forbidden: Tensor) -> tuple[Tensor, Tensor]:
     """The `count` most probable tokens but the forbidden ones: log-probabilities (B, W, count), and the tokens.
 
@@ -94,6 +110,8 @@ def best_tokens(logits: Tensor, alpha: float, count: int, forbidden: Tensor) -> 
     """
     logits = logits.float()
     count = min(count, logits.shape[-1])
+    if alpha == 1.0 and logits.device.type == "cpu" and product.obstacle() is None:
+        return native.best(logits, count, forbidden)
     if alpha == 1.0:
         highest = logits.amax(-1, keepdim=True)
         total = (logits - highest).exp_().sum(-1, keepdim=True)
@@ -142,7 +160,7 @@ def check_ids(model: Seq2Seq, **ids: int) -> None:
             raise ValueError(f"{name} must lie in [0, {model.config.vocab_size - 1}], got {value}")
 
 
-def length_limits(state: DecodingState, config: DecodingConfig) -> Tensor:
+def length_limits(state: State, config: DecodingConfig) -> Tensor:
     """The most tokens, end included, of each sentence's translation, (B,); at least 1."""
     limits = (state.source_lengths * config.max_ratio + config.max_extra).long().clamp(1, config.max_length)
     if (known := state.model.config.position_limit()) is not None:

@@ -12,6 +12,7 @@ import torch
 from tamis.data.vocabulary import Vocabulary, load_vocabularies, save_vocabularies
 from tamis.decoding.alignment import CrossAttention, forced_attention, padded
 from tamis.decoding.folder import load_decoding, save_decoding
+from tamis.decoding.quantized import check_quantize
 from tamis.decoding.sampling import sample
 from tamis.decoding.search import Hypothesis, beam_search, greedy
 from tamis.decoding.settings import DecodingConfig
@@ -51,6 +52,9 @@ class Translator:
         source_vocabulary, target_vocabulary: one and the same if the model shares its embeddings.
         decoding: the settings, each of which a call may override.
         batch_tokens: source tokens, with padding, that are translated at a time.
+        quantize: "int8" or "bf16": translating multiplies in that precision, several times as fast on a CPU as in
+            fp32 and with slightly other scores.  int8 has weights scaled per output and activations per token; both
+            need the C++ kernels and a model in fp32 on the CPU.  `save`, `attention` and `align` use the model itself.
     """
 
     def __init__(
@@ -61,10 +65,13 @@ class Translator:
         decoding: DecodingConfig | None = None,
         *,
         batch_tokens: int = 4096,
+        quantize: str | None = None,
     ) -> None:
         if batch_tokens < 1:
             raise ValueError(f"batch_tokens must be at least 1, got {batch_tokens}")
-        self.model, self.batch_tokens = model, batch_tokens
+        if quantize is not None:
+            check_quantize(quantize, model)
+        self.model, self.batch_tokens, self.quantize = model, batch_tokens, quantize
         self.source_vocabulary = source_vocabulary
         self.target_vocabulary = source_vocabulary if target_vocabulary is None else target_vocabulary
         self.decoding = DecodingConfig() if decoding is None else decoding
@@ -122,6 +129,7 @@ class Translator:
                 eos_id=self.target_vocabulary.eos_id,
                 config=config,
                 banned_ids=self._banned(),
+                quantize=self.quantize,
             )
             for number, found in zip(batch, hypotheses, strict=True):
                 results[number] = [self._translation(hypothesis) for hypothesis in found]

@@ -82,13 +82,16 @@ class Seq2Seq(PretrainedModel):
     def encode(self, source: Tensor, source_mask: Tensor | None = None) -> Tensor:
         """(B, Ls) to (B, Ls, embed_dim).  `source_mask` is False for padding, by default where `pad_id` stands."""
         mask = self._mask(source, source_mask)
-        embedding = self.embedding if self.source_embedding is None else self.source_embedding
-        positions = positions_of(mask, 0, source.shape[1], source)
-        x = self._embed(embedding, source, self.encoder_position, positions)
-        compared = positions if self.encoder_position.inside else None
+        x = self.embed_source(source, mask)
+        compared = positions_of(mask, 0, source.shape[1], source) if self.encoder_position.inside else None
         for layer in self.encoder:
             x = layer(x, key_mask=mask, positions=compared)
         return self.encoder_norm(x)
+
+    def embed_source(self, source: Tensor, mask: Tensor) -> Tensor:
+        """What the first layer of the encoder reads, (B, Ls, embed_dim); `mask` is False for padding."""
+        embedding = self.embedding if self.source_embedding is None else self.source_embedding
+        return self._embed(embedding, source, self.encoder_position, positions_of(mask, 0, source.shape[1], source))
 
     def decode(
         self,

@@ -8,9 +8,9 @@ from typing import Any
 
 import torch
 
-from tamis.decoding.folder import model_folder
 from tamis.decoding.generator import TextGenerator
 from tamis.decoding.translator import Translator
+from tamis.models.loading import model_folder
 from tamis.models.causal_lm import CausalLM
 from tamis.models.pretrained import saved_class
 from tamis.report.live.subjects import Continuation, Subject, Translation
