@@ -50,6 +50,7 @@ ALLOWED_THIRD_PARTY = {
     "hf": {"torch", "safetensors", "transformers"},
     "evaluation": {"torch", "numpy", "sacrebleu", "matplotlib"},
     "training": {"torch", "numpy", "safetensors", "rich"},
+    "experiments": {"torch", "numpy"},
     "bench": {"torch", "numpy", "rich", "matplotlib", "entmax", "adasplash", "transformers"},
     "demo": {"torch", "rich", "matplotlib"},
     "cli": {"typer"},
