@@ -112,7 +112,7 @@ def dispersion(
     check_figure(output)
     settings = read_settings(overrides)
     for run in runs:
-        open_run(run)
+        open_run(run).experiment.check_spreading()
     for run in runs:
         print(run)
         dispersion(run, device, settings=settings)

@@ -266,9 +266,14 @@ class Experiment(Config, ABC):
         """What an analysis looks at: `data`, or by default the validation set."""
         self._lacks("sentences to analyse", f"define {type(self).__name__}.material")
 
+    def check_spreading(self) -> None:
+        """Raise if there are no texts to measure the dispersion of heads on, before anything takes time."""
+        if type(self).spreading is Experiment.spreading:
+            self._lacks("texts of growing length", "`tamis analyze` shows the support of its heads by length")
+
     def spreading(self, run: RunFolder, device: str | None, config: DispersionConfig) -> Spreading:
         """What the dispersion of heads is measured on."""
-        self._lacks("texts of growing length", "`tamis analyze` shows the support of its heads by length")
+        raise NotImplementedError(f"{type(self).__name__}.spreading")
 
     def compare(self, systems: Mapping[str, Sequence[OpenRun]], baseline: str | None) -> Described:
         """Several evaluated runs of this kind side by side; each system is some runs, such as seeds."""

@@ -258,8 +258,8 @@ def dispersion(
     display = display or Display()
     run, experiment = open_run(folder)
     config = DispersionConfig.from_dict({**DispersionConfig().to_dict(), **(settings or {})})
-    found = experiment.spreading(run, device, config)
-    model, kind, lengths, texts = found
+    experiment.check_spreading()
+    model, kind, lengths, texts = experiment.spreading(run, device, config)
     return write_dispersion(run.path, experiment.name, kind, model, lengths, texts, config, display.say)
 
 
