@@ -20,7 +20,7 @@ from tamis.bench.timing import alternate, machine, peak_memory, save
 from tamis.native import status
 
 HEADS = 8
-Times = dict[str, dict[str, float]]
+Inputs = tuple[Tensor, Tensor, Tensor]
 
 
 @dataclass(frozen=True)
@@ -83,7 +83,7 @@ def _row(case: Case, repeats: int) -> dict[str, Any]:
     shape = (case.batch, HEADS, case.length, case.head_dim)
     query, key, value = (torch.randn(shape) for _ in range(3))
     query.mul_(case.sharpness)
-    inputs = [x.requires_grad_() for x in (query, key, value)]
+    inputs = (query.requires_grad_(), key.requires_grad_(), value.requires_grad_())
     upstream = torch.randn(shape)
 
     def both(attention: Callable[[], Tensor], *more: Tensor) -> Callable[[], object]:
@@ -95,11 +95,9 @@ def _row(case: Case, repeats: int) -> dict[str, Any]:
         rule, parameters = _rule(name)
         _check(inputs, rule, case.causal)
         densities[name] = _density(inputs, rule, case.causal)
-        calls[name] = both(
-            lambda rule=rule: functional.attention(*inputs, rule=rule, is_causal=case.causal), *parameters
-        )
+        calls[name] = both(_attention(inputs, rule, case.causal), *parameters)
     # Short calls are more at the mercy of the machine, and cost little to repeat.
-    times = alternate(calls, repeats * max(1, 8192 // (case.length * case.batch)))
+    times = alternate(calls, repeats * max(1, 16384 // (case.length * case.batch)))
     return {
         "batch": case.batch,
         "length": case.length,
@@ -112,6 +110,10 @@ def _row(case: Case, repeats: int) -> dict[str, Any]:
     }
 
 
+def _attention(inputs: Inputs, rule: Rule, causal: bool) -> Callable[[], Tensor]:
+    return lambda: functional.attention(*inputs, rule=rule, is_causal=causal)
+
+
 def _rule(name: str) -> tuple[Rule, tuple[Tensor, ...]]:
     """A rule by its name, and the parameters that it has gradients of."""
     if name == "relu":
@@ -122,12 +124,14 @@ def _rule(name: str) -> tuple[Rule, tuple[Tensor, ...]]:
     return Entmax(float(name.removeprefix("alpha "))), ()
 
 
-def _density(inputs: list[Tensor], rule: Rule, causal: bool) -> float:
-    some = [x[:2] for x in inputs]
-    return 1.0 - functional.attention_statistics(*some, rule=rule, is_causal=causal).zero_share.mean().item()
+def _density(inputs: Inputs, rule: Rule, causal: bool) -> float:
+    query, key, value = (x[:2] for x in inputs)
+    return (
+        1.0 - functional.attention_statistics(query, key, value, rule=rule, is_causal=causal).zero_share.mean().item()
+    )
 
 
-def _check(inputs: list[Tensor], rule: Rule, causal: bool) -> None:
+def _check(inputs: Inputs, rule: Rule, causal: bool) -> None:
     """Refuse to time what is not right: agreement with dense weights in fp64, on two sequences of up to 512 tokens."""
     q, k, v = (x[:2, :, :512].detach() for x in inputs)
     ours = functional.attention(q, k, v, is_causal=causal, rule=rule).double()
@@ -160,14 +164,13 @@ def _alibi(repeats: int) -> dict[str, Any]:
     """Whether time grows with the length alone: keys out of reach are not looked at."""
     heads, *lengths = ALIBI
     slopes = 2.0 ** (-8.0 * torch.arange(1, heads + 1) / heads)
-    calls = {}
+    calls: dict[str, Callable[[], object]] = {}
     for length in lengths:
-        inputs = [torch.randn(1, heads, length, 64, requires_grad=True) for _ in range(3)]
-        upstream = torch.randn(1, heads, length, 64)
+        query, key, value, upstream = (torch.randn(1, heads, length, 64, requires_grad=True) for _ in range(4))
 
-        def both(inputs: list[Tensor] = inputs, upstream: Tensor = upstream) -> object:
-            out = functional.entmax_attention(*inputs, is_causal=True, alibi_slopes=slopes)
-            return torch.autograd.grad(out, inputs, upstream)
+        def both(query: Tensor = query, key: Tensor = key, value: Tensor = value, up: Tensor = upstream) -> object:
+            out = functional.entmax_attention(query, key, value, is_causal=True, alibi_slopes=slopes)
+            return torch.autograd.grad(out, (query, key, value), up)
 
         calls[str(length)] = both
     times = alternate(calls, repeats)
@@ -216,7 +219,9 @@ def _print(record: dict[str, Any]) -> None:
     console.print(table)
     alibi, decoding, peaks = record["alibi"], record["decoding"], record["peak_bytes"]
     first, second = alibi["lengths"]
-    console.print(f"ALiBi, alpha 1.5, {alibi['heads']} heads: {alibi['ratio']:.2f} times as long at {second} as at {first}")
+    console.print(
+        f"ALiBi, alpha 1.5, {alibi['heads']} heads: {alibi['ratio']:.2f} times as long at {second} as at {first}"
+    )
     rest = ", ".join(f"{name} {ratio:.2f}" for name, ratio in decoding["over_sdpa"].items() if name != "sdpa")
     sizes = f"{decoding['heads']} heads, {decoding['keys']} keys, {decoding['density']:.1%} with a weight"
     console.print(f"one query, {sizes}, over SDPA: {rest}")
@@ -239,7 +244,9 @@ def draw(record: dict[str, Any], path: Path) -> None:
         left.plot(lengths, [row["times"][name]["min_ms"] for row in record["lengths"]], marker="o", label=label)
     left.set(xscale="log", yscale="log", xlabel="tokens", ylabel="ms, forward + backward", xticks=lengths)
     for name in ("alpha 1.5", "learned"):
-        right.plot(lengths, [row["over_sdpa"][name] for row in record["lengths"]], marker="o", color=f"C{len(right.lines) + 1}")
+        right.plot(
+            lengths, [row["over_sdpa"][name] for row in record["lengths"]], marker="o", color=f"C{len(right.lines) + 1}"
+        )
     right.axhline(1.0, color="C0")
     right.set(xscale="log", xlabel="tokens", ylabel="time / softmax", ylim=(0.0, None), xticks=lengths)
     for panel in (left, right):
@@ -248,5 +255,7 @@ def draw(record: dict[str, Any], path: Path) -> None:
         panel.grid(alpha=0.3)
     left.legend()
     machine = record["machine"]
-    figure.suptitle(f"One causal text, {HEADS} heads of 64, fp32, {machine['threads']} cores of an {machine['cpu']}", fontsize=10)
+    figure.suptitle(
+        f"One causal text, {HEADS} heads of 64, fp32, {machine['threads']} cores of an {machine['cpu']}", fontsize=10
+    )
     figure.savefig(path, dpi=130)
