@@ -132,15 +132,30 @@ def test_benchmarks_of_kernels_are_run_one_at_a_time():
 
 def test_attention_bench_writes_what_it_prints(tmp_path, monkeypatch, capsys):
     from tamis.bench import attention
+    from tamis.native import status
 
-    for name, value in {"SIZES": ((2, 8),), "LONG": 64}.items():
+    small = {
+        "CASES": (attention.Case(2, 8, ("alpha 1.5", "relu")), attention.Case(2, 9, causal=True, head_dim=5)),
+        "LENGTHS": (8, 16),
+        "ALIBI": (2, 16, 32),
+        "DECODING": (2, 40, 1.0),
+        "MEMORY": 64,
+    }
+    for name, value in small.items():
         monkeypatch.setattr(attention, name, value)
-    attention.run(tmp_path, repeats=2, threads=2)
-    record = json.loads((tmp_path / "attention-cpu.json").read_text())
-    sizes = [(row["batch"], row["length"], row["causal"]) for row in record["rows"]]
-    assert sizes == [(2, 8, False), (2, 8, True)]
-    assert record["long"]["length"] == 64
-    assert "64 x 64" in capsys.readouterr().out
+    attention.run(tmp_path, repeats=1, threads=1)
+    (path,) = tmp_path.glob("attention-cpu-*.json")
+    record = json.loads(path.read_text())
+    assert [(row["length"], list(row["over_sdpa"])) for row in record["rows"]] == [
+        (8, ["alpha 1.5", "relu"]),
+        (9, ["alpha 1.5", "learned"]),
+    ]
+    assert record["native"] == status().loaded
+    assert record["machine"]["cpu"]
+    assert path.with_suffix(".png").stat().st_size > 10000
+    printed = capsys.readouterr().out
+    assert "32 as at 16" in printed
+    assert "one query, 2 heads, 40 keys" in printed
 
 
 def test_bench_refuses_to_time_wrong_weights():

@@ -54,12 +54,8 @@ ALLOWED_THIRD_PARTY = {
     "exchange": {"torch", "safetensors", "onnxruntime"},
     "evaluation": {"torch", "numpy", "sacrebleu"},
     "training": {"torch", "numpy", "safetensors", "rich"},
-<<<<<<< HEAD
-    "bench": {"torch", "numpy", "rich", "matplotlib", "entmax", "adasplash", "transformers", "ctranslate2"},
-=======
     "experiments": {"torch", "numpy"},
-    "bench": {"torch", "numpy", "rich", "matplotlib", "entmax", "adasplash", "transformers"},
->>>>>>> experiments
+    "bench": {"torch", "numpy", "rich", "matplotlib", "entmax", "adasplash", "transformers", "ctranslate2"},
     "demo": {"torch", "rich", "matplotlib"},
     "cli": {"typer"},
 }

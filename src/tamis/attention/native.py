@@ -129,7 +129,9 @@ def _seed(dropout: Dropout) -> Tensor | None:
 def _attend(call: Call, rule: Rule, counted: bool) -> tuple[Tensor, Tensor]:
     """The output; if `counted` also support size, entropy and distance, (3, B, H, Lq)."""
     arguments = _arguments(call, rule)
-    trains = torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in arguments[:DIFFERENTIABLE])
+    trains = torch.is_grad_enabled() and any(
+        isinstance(x, Tensor) and x.requires_grad for x in arguments[:DIFFERENTIABLE]
+    )
     if arguments.table is not None and (trains or not _reads_pages(call)):
         arguments, call = _arguments(call.collected(), rule), call.collected()
     with full_precision(call.query):
@@ -146,8 +148,10 @@ def _distinct(arguments: Arguments) -> Arguments:
         return arguments
     given: list[Any] = []
     for x in arguments:
-        again = isinstance(x, Tensor) and any(x is other for other in given)
-        given.append(x.view_as(x) if again else x)
+        if isinstance(x, Tensor) and any(x is other for other in given):
+            given.append(x.view_as(x))
+        else:
+            given.append(x)
     return Arguments(*given)
 
 
@@ -181,7 +185,8 @@ native_backward = torch.library.custom_op(
     _backward,
     mutates_args=(),
     device_types="cpu",
-    schema=f"({SCHEMA}, Tensor grad, Tensor kept, Tensor places, Tensor counts, bool with_e, bool with_slopes) -> {_FIVE}",
+    schema=f"({SCHEMA}, Tensor grad, Tensor kept, Tensor places, Tensor counts, bool with_e, bool with_slopes)"
+    f" -> {_FIVE}",
 )
 
 

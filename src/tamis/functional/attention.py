@@ -49,8 +49,9 @@ def attention(
         enable_gqa: query heads come in groups that share a key head.
         rule: how scores become weights: `Entmax(alpha)`, `Softmax()`, `Activation(name)`, `Softpick()`, or one's own.
         generator: where dropout takes its one random number from.
-        backend: "auto"; "reference" for plain PyTorch; a name insists: "triton" on a fused kernel, "blocked" on memory
-            linear in the length, "dense" on the whole matrix, "sdpa" on torch's.  :func:`attention_backends` explains.
+        backend: "auto"; "reference" for plain PyTorch; a name insists: "triton" on a fused kernel, "native" on one for
+            CPUs, "blocked" on memory linear in the length, "dense" on the whole matrix, "sdpa" on torch's.
+            :func:`attention_backends` explains.
 
     Keyword arguments that all attention functions share:
         alibi_slopes: (H,) or (B, H); adds ``-slope * |distance|`` to the scores.

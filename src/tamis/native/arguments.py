@@ -1,4 +1,4 @@
-"""What attention's C++ kernels are given: the arguments of the custom operations, by name, and the struct they become."""
+"""What attention's C++ kernels are given: arguments of custom operations, by name, and the struct they become."""
 
 from __future__ import annotations
 

@@ -177,20 +177,17 @@ class Rows {
 
 // ---- sums over the support of a row
 
-// sums[i] = the sum of vector i: vectors fold into one.
+// Lane i of what is returned is the sum of vector i: vectors fold into one.
+template <int Step = kWide / 2>
 TAMIS_INLINE FloatVec fold(FloatVec* x) {
-    const auto half = [&](auto step) TAMIS_LAMBDA {
-        constexpr int kStep = decltype(step)::value;
-        for (int i = 0; i < kStep; i++) {
-            exchange<float, kStep>(x[i], x[i + kStep], std::make_integer_sequence<int, kWide>{});
-            x[i] += x[i + kStep];
-        }
-    };
-    if constexpr (kWide >= 16) half(std::integral_constant<int, 8>{});
-    if constexpr (kWide >= 8) half(std::integral_constant<int, 4>{});
-    half(std::integral_constant<int, 2>{});
-    half(std::integral_constant<int, 1>{});
-    return x[0];
+    for (int i = 0; i < Step; i++) {
+        exchange<float, Step>(x[i], x[i + Step], std::make_integer_sequence<int, kWide>{});
+        x[i] += x[i + Step];
+    }
+    if constexpr (Step > 1)
+        return fold<Step / 2>(x);
+    else
+        return x[0];
 }
 
 // Calls work(vectors as a constant, first column) for parts of `dim` columns that fit the registers.

@@ -1,0 +1,70 @@
+"""Training by the C++ kernels is training by the plain path, up to rounding; and a run says that it changed over."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from native.random_calls import needs_kernels
+from tamis.attention.native import Native
+from tamis.functional import backends
+from tamis.training import environment
+from training.tiny import HERE, losses, prepared, trainer
+
+pytestmark = needs_kernels
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory):
+    return prepared(tmp_path_factory.mktemp("task"))
+
+
+# This tiny ReLA doubles a difference in rounding with every other step; that of the demo, below, does not.
+@pytest.mark.parametrize(("mechanism", "steps"), [("entmax", 50), ("rela", 25)])
+def test_steps_lose_what_those_of_the_plain_path_lose(
+    mechanism: str, steps: int, data, tmp_path: Path, monkeypatch
+) -> None:
+    found = []
+    for name in ("native", "plain"):
+        if name == "plain":
+            others = tuple(backend for backend in backends.BACKENDS if not isinstance(backend, Native))
+            monkeypatch.setattr(backends, "BACKENDS", others)
+        torch.manual_seed(0)
+        trainer(data, tmp_path / name, dropout=0.0, mechanism=mechanism, steps=steps).run()
+        found.append([record["loss"] for record in losses(tmp_path / name) if "loss" in record])
+    assert len(found[0]) >= steps
+    assert found[0] == pytest.approx(found[1], abs=1e-4)
+    assert found[0] != found[1]  # else both ran on the same path
+
+
+def test_a_run_that_began_on_the_plain_path_says_so() -> None:
+    now = environment.environment(HERE)
+    assert now["attention"] == "native"
+    said = environment.differences(now | {"attention": "blocked"}, now)
+    assert said == "attention blocked then and native now"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("arm", ["entmax", "rela"])
+def test_fifty_steps_of_the_demo(arm: str, tmp_path: Path) -> None:
+    recipe = (Path(__file__).parents[2] / "recipes/demo.toml").read_text()
+    recipe = recipe.replace("steps = 800", "steps = 50").replace("log_every = 50", "log_every = 1")
+    found = []
+    for native in ("1", "0"):
+        folder = tmp_path / native
+        folder.mkdir()
+        (folder / "demo.toml").write_text(recipe)
+        own = os.environ | {"TAMIS_NATIVE": native, "PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "2"}
+        command = [sys.executable, "-m", "tamis", "train", "demo.toml", "--arm", arm]
+        subprocess.run(command, cwd=folder, env=own, check=True, capture_output=True, timeout=900)
+        (metrics,) = folder.rglob("metrics.jsonl")
+        records = [json.loads(line) for line in metrics.read_text().splitlines()]
+        found.append([record["loss"] for record in records if "loss" in record])
+    assert len(found[0]) == len(found[1]) >= 50
+    assert found[0] == pytest.approx(found[1], abs=1e-4)
