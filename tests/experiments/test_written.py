@@ -62,6 +62,6 @@ def test_an_old_run_is_evaluated_as_it_was_then(written, kind):
 
 
 def test_old_runs_are_analysed_and_drawn(written):
-    for kind in KINDS:
+    for kind in ("language", "task"):  # which had no analysis then
         assert analyze(written / kind, device="cpu", display=QUIET, shown=2)["sites"]
     assert plot_lengths([written / "task"], written / "lengths.png").startswith("| exact match, % | 1x")

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import fcntl
+import itertools
 import json
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
-from tamis.data.alphabet import COVERED, LARGE, alphabet_size, count_characters, scripts_differ
+from tamis.data.alphabet import COVERED, LARGE, SAMPLED, alphabet_size, count_characters, scripts_differ
 from tamis.data.corpus import Limits, ParallelCorpus, build_corpus
 from tamis.data.documents import (
     ELSEWHERE,
@@ -42,7 +44,6 @@ LOCK = ".prepare.lock"
 Say = Callable[[str], None]
 Track = Callable[[str, int | None], AbstractContextManager[Callable[[int], None]]]
 """Shows how far some work is: what it is, how much there is if that is known, and then how much is done."""
-Texts = Callable[[], Iterator[str]]
 P = TypeVar("P", bound="_Prepared")
 SMALL = 500
 """A vocabulary below this is one to try something out: nobody is warned of its pieces."""
@@ -243,7 +244,7 @@ def prepare_text(
         raise ValueError("a language model has one vocabulary: set neither shared = false nor a source_model")
 
     def build() -> None:
-        found = _one_vocabulary(vocabulary, lambda: (line for document in _documents(text) for line in document), say)
+        found = _text_vocabulary(text, vocabulary, say)
         save_vocabularies(folder, found, found)
         for split, named in (("train", text.train), ("valid", text.valid)):
             documents = read_documents(named, text.documents, text.key)
@@ -325,45 +326,48 @@ def _locked(path: Path) -> Iterator[None]:
 def _vocabularies(data: DataConfig, config: VocabularyConfig, say: Say) -> tuple[Vocabulary, Vocabulary]:
     if config.source_model is not None and config.target_model is not None:
         return Vocabulary.load(config.source_model), Vocabulary.load(config.target_model)
-    sides = (lambda: (pair.source for pair in _pairs(data)), lambda: (pair.target for pair in _pairs(data)))
-    shared = config.shared
-    if shared is None and config.model is None and (differ := scripts_differ(*(count_characters(s()) for s in sides))):
-        say("the languages are written in different scripts: each has a vocabulary of its own (vocabulary.shared)")
-        shared = not differ
-    if config.model is not None or shared is not False:
-        one = _one_vocabulary(config, lambda: (side for pair in _pairs(data) for side in pair[1:]), say)
+    if config.model is not None:
+        one = Vocabulary.load(config.model)
         return one, one
-    first, second = (
-        _train(config, texts, f"{language} language", say)
-        for texts, language in zip(sides, ("the source", "the target"), strict=True)
+    some = list(itertools.islice(_pairs(data), SAMPLED))
+    source, target = count_characters(pair.source for pair in some), count_characters(pair.target for pair in some)
+    shared = config.shared
+    if shared is None:
+        shared = not scripts_differ(source, target)
+        if not shared:
+            say("the languages are written in different scripts: each has a vocabulary of its own (vocabulary.shared)")
+    if shared:
+        one = _train(config, (side for pair in _pairs(data) for side in pair[1:]), source + target, "", say)
+        return one, one
+    return (
+        _train(config, (pair.source for pair in _pairs(data)), source, " of the source language", say),
+        _train(config, (pair.target for pair in _pairs(data)), target, " of the target language", say),
     )
-    return first, second
 
 
-def _one_vocabulary(config: VocabularyConfig, texts: Texts, say: Say) -> Vocabulary:
+def _text_vocabulary(text: TextConfig, config: VocabularyConfig, say: Say) -> Vocabulary:
     if config.model is not None:
         return Vocabulary.load(config.model)
-    return _train(config, texts, "", say)
+
+    def lines() -> Iterator[str]:
+        return (line for document in _documents(text) for line in document)
+
+    return _train(config, lines(), count_characters(lines()), "", say)
 
 
-def _train(config: VocabularyConfig, texts: Texts, whose: str, say: Say) -> Vocabulary:
-    """A vocabulary of what `texts` begins anew each time; settings that nobody made follow from the alphabet."""
+def _train(config: VocabularyConfig, texts: Iterator[str], counts: Counter[str], of: str, say: Say) -> Vocabulary:
+    """A vocabulary of texts with these characters; settings that nobody made follow from them."""
     coverage, fallback = config.character_coverage, config.byte_fallback
-    of = f" of {whose}" if whose else ""
-    if coverage is None or fallback is None:
-        size = alphabet_size(count_characters(texts()))
-        large = size > LARGE
-        if large:
-            say(
-                f"the text{of} takes {size:,} characters: by default rare ones are spelled in bytes "
-                f"(vocabulary.character_coverage = {COVERED}, byte_fallback = true)"
-            )
-        coverage = (COVERED if large else 1.0) if coverage is None else coverage
-        fallback = large if fallback is None else fallback
+    large = alphabet_size(counts) > LARGE
+    if large and (coverage is None or fallback is None):
+        say(
+            f"the text{of} takes {alphabet_size(counts):,} characters: by default rare ones are spelled in bytes "
+            f"(vocabulary.character_coverage = {COVERED}, byte_fallback = true)"
+        )
+    coverage = (COVERED if large else 1.0) if coverage is None else coverage
+    fallback = large if fallback is None else fallback
     say(f"learning a vocabulary of {config.size} subwords{of}")
-    found = Vocabulary.train(
-        texts(), config.size, kind=config.kind, character_coverage=coverage, byte_fallback=fallback
-    )
+    found = Vocabulary.train(texts, config.size, kind=config.kind, character_coverage=coverage, byte_fallback=fallback)
     single, learned = found.single_characters()
     if 2 * single > learned and config.size >= SMALL:
         say(
