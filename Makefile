@@ -9,29 +9,33 @@ WORKERS ?= 2
 GPU_WORKERS ?= 8
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test browser check format slow gpu-test sanitize gpu-proof bench clean
+.PHONY: help demo test browser check format slow native-check docs gpu-test sanitize gpu-proof bench clean
 
 help:  ## show this
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
 
+# Installing builds the C++ kernels, so it is done again when their sources change.
+NATIVE := setup.py $(wildcard src/tamis/native/cpp/*)
+
 # torch goes first and alone: a range would let another package pull in a different build of it.
-$(VENV)/.user: pyproject.toml constraints.txt
+$(VENV)/.user: pyproject.toml constraints.txt $(NATIVE)
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(PIP) $(TORCH)
 	$(PIP) --editable '.[train,plots,explore]'
 	touch $@
 
 $(VENV)/.dev: $(VENV)/.user
-	$(PIP) --editable '.[train,plots,explore,dev]'
+	$(PIP) --editable '.[train,plots,explore,dev,docs]'
 	touch $@
 
 demo: $(VENV)/.user  ## the whole story in pictures and a table, written to demo/
 	$(BIN)/tamis demo
 
-# Workers with threads of their own would stand in each other's way.
-test: $(VENV)/.dev  ## everything that is neither slow nor in need of a GPU
+# Workers with threads of their own would stand in each other's way.  The C++ kernels must be there: without TAMIS_NATIVE a
+# build that fails would only make everything slow.
+test: $(VENV)/.dev  ## the fast CPU tests (about 9 minutes on two cores)
 	@command -v chromedriver >/dev/null || echo 'no chromedriver: tests of the report in a browser are skipped, see make browser'
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m 'not gpu and not slow' -n $(WORKERS) --dist loadfile
+	TAMIS_NATIVE=require OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m 'not gpu and not slow' -n $(WORKERS) --dist loadfile
 
 browser:  ## Chromium, its driver and axe for the tests of the report, where there are apt and npm
 	command -v chromedriver >/dev/null || { apt-get update -qq && \
@@ -39,8 +43,23 @@ browser:  ## Chromium, its driver and axe for the tests of the report, where the
 	test -f node_modules/axe-core/axe.min.js || ! command -v npm >/dev/null || \
 	npm install --silent --no-save --no-package-lock --no-audit --no-fund axe-core@4.14.0
 
+# Formulas are drawn by KaTeX, which the site brings along; npm has it.
+docs/static/katex/katex.min.js:
+	rm -rf $(@D) && mkdir -p $(@D)
+	npm pack --silent --pack-destination $(@D) katex@0.19.1 >/dev/null
+	tar -xzf $(@D)/katex-0.19.1.tgz -C $(@D) --strip-components=2 --wildcards \
+		package/dist/katex.min.js package/dist/katex.min.css 'package/dist/fonts/*.woff2'
+	rm $(@D)/katex-0.19.1.tgz
+
+docs: $(VENV)/.dev docs/static/katex/katex.min.js  ## the documentation as a site, written to site/; warnings are errors
+	$(BIN)/sphinx-build -W --keep-going -q -b html docs site
+	@echo 'site/index.html'
+
 slow: $(VENV)/.dev  ## the slow tests
 	$(BIN)/python -m pytest -m 'slow and not gpu'
+
+native-check: $(VENV)/.dev  ## the C++ kernels under sanitizers, and 2,000 random calls of those for older CPUs
+	$(BIN)/python tests/native/check.py
 
 gpu-test: $(VENV)/.dev  ## the tests that need a CUDA device
 	$(BIN)/python -m pytest -m gpu -n $(GPU_WORKERS)
@@ -69,4 +88,4 @@ bench: $(VENV)/.dev  ## the benchmarks this machine can run, as tables and JSON
 	$(BIN)/tamis bench solver --output benchmarks/results
 
 clean:  ## remove the environment and everything made
-	rm -rf $(VENV) demo gpu-proof build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) site docs/static/katex demo gpu-proof build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -4,7 +4,7 @@
     python benchmarks/start_search.py seeds --output benchmarks/results/demo-seeds-cpu.json --folder runs/start
 
 `search` compares validation losses of one seed; `seeds` scores the test set too.  Runs share the cores, one thread
-each.  A run that is in the output already is not done again.
+each.  A run that is in the output already is not done again; one on another machine than the first says so.
 """
 
 from __future__ import annotations
@@ -45,9 +45,9 @@ def searched() -> list[tuple[str, int, Settings]]:
 
 
 def seeded(best_softmax: Settings) -> list[tuple[str, int, Settings]]:
-    """The demo's arms as the recipe has them, and softmax as it was best in the search."""
+    """The demo's arms as the recipe has them, and softmax as it was best in the search, learned alphas beside it."""
     runs: list[tuple[str, int, Settings]] = [(arm, seed, {}) for seed in (1, 2, 3) for arm in ARMS]
-    return runs + [("softmax", seed, best_softmax) for seed in (1, 2, 3)] if best_softmax else runs
+    return runs + [(arm, seed, best_softmax) for arm in ARMS[:2] for seed in (1, 2, 3)] if best_softmax else runs
 
 
 def main() -> None:
@@ -60,13 +60,22 @@ def main() -> None:
     options = parser.parse_args()
     best = {key: json.loads(value) for key, value in (item.split("=") for item in options.best_softmax)}
     runs = searched() if options.what == "search" else seeded(best)
-    record: dict[str, Any] = {"benchmark": f"demo: {options.what}", "machine": machine(), "recipe": "recipes/demo.toml"}
-    record["runs"] = json.loads(options.output.read_text())["runs"] if options.output.is_file() else []
+    here = machine()
+    record: dict[str, Any] = {
+        "benchmark": f"demo: {options.what}",
+        "machine": here,
+        "recipe": "recipes/demo.toml",
+        "runs": [],
+    }
+    if options.output.is_file():
+        record = json.loads(options.output.read_text())
     done = [(run["arm"], run["seed"], run["changes"]) for run in record["runs"]]
     lock = Lock()
 
     def one(arm: str, seed: int, changes: Settings) -> None:
         result = run_alone(options.folder, arm, seed, changes, score=options.what == "seeds")
+        if here != record["machine"]:
+            result["machine"] = here
         with lock:
             record["runs"].append(result)
             save(options.output, record)

@@ -9,7 +9,7 @@ import torch
 from typer.testing import CliRunner
 
 import tamis
-from tamis.bench import transforms as bench
+from tamis.bench import rows as bench
 from tamis.cli import app
 from tamis.data.vocabulary import Vocabulary
 from tamis.decoding import DecodingConfig, Translator
@@ -49,14 +49,35 @@ def test_unknown_command_is_an_error():
 
 
 def test_bench_writes_what_it_prints(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(bench, "SHAPES", ((32, 64),))
+    kinds = ("forward", "forward+backward", "learned alpha", "loss")
+    monkeypatch.setattr(bench, "CASES", tuple(bench.Case((32, 64), 1.0, 1.5, kind, 2.0) for kind in kinds))
+    monkeypatch.setattr(bench, "PEER_SHAPE", (32, 64))
     monkeypatch.setattr(bench, "_memory_factor", lambda alpha: 1.0)
-    bench.run(tmp_path, repeats=2, threads=2, device="cpu")
+    for build in ("one", "another"):
+        bench.measure(tmp_path, build, repeats=2)
     record = json.loads((tmp_path / "transforms-cpu.json").read_text())
     assert record["machine"]["cpu"]
-    assert {row["pass"] for row in record["rows"]} == {"forward", "forward+backward"}
-    assert all(row["mass_error"] <= 1e-5 for row in record["rows"])
-    assert "over softmax" in capsys.readouterr().out
+    assert list(record["builds"]) == ["one", "another"]
+    rows = record["builds"]["one"]["rows"]
+    assert [row["kind"] for row in rows] == list(kinds)
+    assert all(row["mass_error"] <= 1e-5 for row in rows[:3])
+    assert all(row["tamis"]["min_ms"] > 0.0 and row["floor"]["min_ms"] > 0.0 for row in rows)
+    assert "over dense" in capsys.readouterr().out
+
+
+def test_bench_times_each_build_that_runs_here(monkeypatch, capsys):
+    called = []
+
+    def run(command, env, **options):
+        called.append(env["TAMIS_NATIVE"])
+        return subprocess.CompletedProcess(command, env["TAMIS_NATIVE"] == "v4", stderr="this CPU lacks what v4 needs")
+
+    monkeypatch.delenv("TAMIS_NATIVE", raising=False)
+    monkeypatch.setattr(bench.library, "status", lambda: bench.library.Status("v3", "", ("v4", "v3")))
+    monkeypatch.setattr(bench.subprocess, "run", run)
+    bench.run(None, repeats=2, threads=torch.get_num_threads())
+    assert called == ["v4", "v3"]
+    assert capsys.readouterr().out == "v4: this CPU lacks what v4 needs\n"
 
 
 def test_benchmarks_of_kernels_are_run_one_at_a_time():

@@ -6,10 +6,14 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent
-DOCUMENTS = sorted(ROOT.glob("*.md")) + sorted((ROOT / "docs").glob("*.md"))
+DOCUMENTS = sorted(ROOT.glob("*.md")) + sorted((ROOT / "docs").rglob("*.md"))
 
 
-@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.name)
+def name(path):
+    return str(path.relative_to(ROOT))
+
+
+@pytest.mark.parametrize("path", DOCUMENTS, ids=name)
 def test_python_blocks_run(path):
     """Blocks of one document share their names, as a reader would type them."""
     blocks = re.findall(r"^```python\n(.*?)^```", path.read_text(), flags=re.DOTALL | re.MULTILINE)
@@ -18,7 +22,7 @@ def test_python_blocks_run(path):
         exec(compile(block, f"{path.name} block {number}", "exec"), namespace)
 
 
-@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.name)
+@pytest.mark.parametrize("path", DOCUMENTS, ids=name)
 def test_local_links_lead_somewhere(path):
     for target in re.findall(r"\]\(([^)#\s]+)", path.read_text()):
         if "://" not in target:

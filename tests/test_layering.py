@@ -16,6 +16,7 @@ LAYERS = [
     "precision",
     "files",
     "settings",
+    "native",
     "transforms",
     "attention",
     "kernels",

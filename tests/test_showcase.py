@@ -15,7 +15,9 @@ from tamis.runs import train_run
 
 ROOT = Path(__file__).parents[1]
 TRANSLATION = "Der alte Mann liest eine Zeitung."
-OFFERED = re.compile(r"echo '([^']+)' \| tamis translate|translator(?:\.\w+)?\(\[\"([^\"]+)\"\]")
+OFFERED = re.compile(r"echo '([^']+)' \| tamis translate|(?:translator|generator)(?:\.\w+)?\(\[\"([^\"]+)\"\]")
+WORDS = re.compile(r"\w+'s|\w+|[^\w\s]")
+SHOWN = re.compile(r"^\| ([^|]+[.?]) \| ([^|]+[.?]) \|$", re.MULTILINE)
 
 
 def offered() -> set[str]:
@@ -29,8 +31,13 @@ def test_every_word_of_them_is_in_the_grammar():
     german = {word for example in examples for word in example.target}
     assert len(OFFERED.findall((ROOT / "README.md").read_text(encoding="utf-8"))) >= 1
     for sentence in offered():
-        assert set(re.findall(r"\w+|[^\w\s]", sentence)) <= english, sentence
-    assert set(re.findall(r"\w+|[^\w\s]", TRANSLATION)) <= german
+        assert set(WORDS.findall(sentence)) <= english, sentence
+    assert set(WORDS.findall(TRANSLATION)) <= german
+    shown = SHOWN.findall((ROOT / "docs" / "grammar.md").read_text(encoding="utf-8").replace("**", ""))
+    assert len(shown) >= 10
+    for source, target in shown:
+        assert set(WORDS.findall(source)) <= english, source
+        assert set(WORDS.findall(target)) <= german, target
 
 
 @pytest.mark.slow

@@ -1,6 +1,6 @@
 """Tamis: Transformers whose attention puts exact zeros on what does not matter."""
 
-from tamis import distributions, functional, mechanisms, models, nn, positions
+from tamis import distributions, functional, mechanisms, models, native, nn, positions
 
 # `tamis.attention` is the function; what the package of that name holds is imported from its modules.
 from tamis.functional import (
@@ -60,6 +60,7 @@ __all__ = [
     "functional",
     "mechanisms",
     "models",
+    "native",
     "nn",
     "normmax",
     "normmax_loss",

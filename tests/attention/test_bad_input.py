@@ -19,6 +19,7 @@ from tamis.functional import (
     attention_weights,
     attention_with_statistics,
     entmax_attention,
+    paged_attention,
     relu_attention,
     softmax_attention,
     sparse_attention_weights,
@@ -299,3 +300,68 @@ def test_the_same_input_without_the_mistake_is_accepted(function: Callable[..., 
     """So that no error above comes from the inputs that the cases share."""
     function(Q, K, V, attn_mask=x(6, 9), window=(1, None), key_lengths=torch.tensor([9, 3]), alibi_slopes=x(2, 4))
     function(Q[:1], K[:1], V[:1], cu_seqlens_q=CU, cu_seqlens_k=CU.int())
+
+
+NOT_NUMBERS = [("a", "got str"), (True, "got bool"), (torch.tensor(1.0, requires_grad=True), "got a tensor")]
+
+
+@pytest.mark.parametrize("name", ["scale", "dropout_p"])
+@pytest.mark.parametrize(("value", "got"), NOT_NUMBERS)
+def test_numbers_are_numbers(name, value, got):
+    with pytest.raises(TypeError, match=f"{name} must be a number, {got}"):
+        entmax_attention(x(1, 2, 3, 4), x(1, 2, 5, 4), x(1, 2, 5, 4), **{name: value})
+
+
+@pytest.mark.parametrize("name", ["bias", "slope"])
+@pytest.mark.parametrize(("value", "got"), [*NOT_NUMBERS, (None, "got NoneType")])
+def test_numbers_of_rules_are_numbers(name, value, got):
+    with pytest.raises(TypeError, match=f"{name} must be a number, {got}"):
+        attention(x(1, 2, 3, 4), x(1, 2, 5, 4), x(1, 2, 5, 4), rule=Activation("relu", **{name: value}))
+
+
+def test_numbers_are_finite():
+    inputs = x(1, 2, 3, 4), x(1, 2, 5, 4), x(1, 2, 5, 4)
+    with pytest.raises(ValueError, match="bias must be finite, got inf"):
+        relu_attention(*inputs, bias=math.inf)
+    with pytest.raises(ValueError, match=r"alpha must be a finite number above 0, got about 2\*\*1329"):
+        entmax_attention(*inputs, alpha=10**400)
+
+
+@pytest.mark.parametrize("name", ["is_causal", "enable_gqa"])
+@pytest.mark.parametrize("value", ["no", 1, None])
+def test_switches_are_true_or_false(name, value):
+    with pytest.raises(TypeError, match=f"{name} must be True or False, got {value!r}"):
+        entmax_attention(x(1, 2, 3, 4), x(1, 2, 5, 4), x(1, 2, 5, 4), **{name: value})
+
+
+def test_a_generator_is_one():
+    with pytest.raises(TypeError, match=r"generator must be a torch.Generator, got int"):
+        entmax_attention(x(1, 2, 3, 4), x(1, 2, 5, 4), x(1, 2, 5, 4), dropout_p=0.1, generator=3)
+
+
+def test_sparse_weights_cannot_be_stacked():
+    with pytest.raises(ValueError, match="vmap cannot stack it"):
+        torch.func.vmap(lambda q: sparse_attention_weights(q, x(1, 2, 5, 4)))(x(6, 1, 2, 3, 4))
+
+
+def test_pages_that_are_not_there():
+    pool, query = x(0, 16, 2, 8), x(1, 2, 1, 8)
+    with pytest.raises(ValueError, match="block_table must name pages, and there are none, got 0"):
+        paged_attention(query, pool, pool, torch.zeros(1, 1, dtype=torch.long), key_lengths=torch.tensor([4]))
+    pool = x(3, 16, 2, 8)
+    with pytest.raises(TypeError, match="page_norms must be an fp32 tensor, as a rounded norm is no bound, got list"):
+        paged_attention(
+            query, pool, pool, torch.zeros(1, 1, dtype=torch.long), key_lengths=torch.tensor([4]), page_norms=[1]
+        )
+
+
+@pytest.mark.parametrize("function", [entmax_attention, relu_attention, softmax_attention])
+def test_heads_of_size_zero_have_equal_scores(function):
+    query, key = torch.zeros(1, 2, 3, 0, requires_grad=True), torch.zeros(1, 2, 5, 0)
+    value = torch.randn(1, 2, 5, 4, requires_grad=True)
+    out = function(query, key, value)
+    share = 0.0 if function is relu_attention else 0.2
+    torch.testing.assert_close(out, share * value.sum(2, keepdim=True).expand_as(out))
+    out.sum().backward()
+    torch.testing.assert_close(value.grad, torch.full_like(value, 3 * share))
+    assert function(query, key, value[..., :0]).shape == (1, 2, 3, 0)

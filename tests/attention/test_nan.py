@@ -10,13 +10,30 @@ import pytest
 import torch
 from torch import Tensor
 
-from tamis import Softpick, attention, entmax_attention, relu_attention, softmax_attention
+from tamis import (
+    Activation,
+    Entmax,
+    Rule,
+    Softmax,
+    Softpick,
+    attention,
+    attention_scores,
+    attention_weights,
+    entmax_attention,
+    relu_attention,
+    softmax_attention,
+)
+from tamis.attention.rules import ACTIVATIONS
 
 FUNCTIONS = [
     pytest.param(softmax_attention, id="softmax"),
     pytest.param(partial(softmax_attention, backend="reference"), id="softmax-reference"),
     *(pytest.param(partial(entmax_attention, alpha=alpha), id=f"entmax{alpha}") for alpha in (1.0, 1.1, 1.5, 2.0)),
-    *(pytest.param(partial(relu_attention, activation=name), id=name) for name in ("relu", "gelu")),
+    *(pytest.param(partial(relu_attention, activation=name), id=name) for name in ACTIVATIONS),
+    *(
+        pytest.param(partial(relu_attention, activation=name, backend="dense"), id=f"{name}-dense")
+        for name in ACTIVATIONS
+    ),
     pytest.param(partial(attention, rule=Softpick()), id="softpick"),
 ]
 MASKS: dict[str, Callable[..., Tensor | None]] = {
@@ -48,6 +65,33 @@ def test_a_query_that_is_not_a_number(function: Callable[..., Tensor], dtype: to
         assert torch.equal(out.isnan().any(-1), expected), (num_queries, num_keys, mask, causal, grad)
         if num_keys == 0:
             assert (out == 0.0).all()
+
+
+@pytest.mark.parametrize("rule", [Softmax(), Entmax(1.5), Softpick(), *map(Activation, ACTIVATIONS)], ids=str)
+@pytest.mark.parametrize("mask", MASKS)
+def test_weights_and_scores_of_a_query_that_is_not_a_number(rule: Rule, mask: str):
+    query, key, _ = inputs(5, 7, torch.float32, False)
+    query[0, 1, 2, 3] = torch.nan
+    expected = torch.zeros(2, 2, 5, dtype=torch.bool)
+    expected[0, 1, 2] = True
+    given = MASKS[mask](5, 7)
+    assert torch.equal(attention_weights(query, key, attn_mask=given, rule=rule).isnan().any(-1), expected)
+    scores, visible = attention_scores(query, key, given)
+    assert torch.equal(scores.isnan().all(-1), expected)
+    assert visible.all()
+
+
+@pytest.mark.parametrize("name", ["leaky_relu", "gelu", "identity"])
+def test_what_a_mask_hides_may_be_anything(name: str):
+    """-inf in a mask hides a key from activations that do not send -inf to 0, whatever its score is."""
+    query, key, value = inputs(3, 5, torch.float32, False)
+    key[0, 1, 4] = torch.nan
+    mask = torch.zeros(3, 5)
+    mask[:, 4] = -torch.inf
+    for backend in ("blocked", "dense"):
+        out = relu_attention(query, key, value, mask, activation=name, backend=backend)
+        expected = relu_attention(query, key[:, :, :4], value[:, :, :4], activation=name, backend=backend)
+        torch.testing.assert_close(out, expected)
 
 
 @pytest.mark.parametrize("function", FUNCTIONS)

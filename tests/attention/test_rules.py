@@ -132,3 +132,17 @@ def test_a_rule_without_dense_says_so() -> None:
 
     with pytest.raises(NotImplementedError, match=r"Empty must define dense\(\)"):
         tamis.attention(*inputs(), rule=Empty())
+
+
+@pytest.mark.parametrize(
+    ("rule", "error", "message"),
+    [
+        (Activation("leaky_relu", slope=math.nan), ValueError, "slope must be finite, got nan"),
+        (Softpick("x"), TypeError, "eps must be a number, got str"),
+        (Softpick(-1.0), ValueError, "eps must be finite and at least 0, got -1"),
+    ],
+    ids=str,
+)
+def test_settings_that_are_no_numbers(rule: Rule, error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        tamis.attention(*inputs(), rule=rule)

@@ -227,6 +227,7 @@ def check_compressed(sparse: SparseWeights, dense: Tensor) -> None:
         entries = slice(int(sparse.crow[number]), int(sparse.crow[number + 1]))
         assert sparse.col[entries].tolist() == row.nonzero().flatten().tolist()  # ascending, and the support exactly
     torch.testing.assert_close(sparse.val.double(), rows[rows != 0.0].double(), rtol=1e-6, atol=1e-7)
+    assert torch.equal(sparse.dense(), sparse.to_dense())
     assert sparse.to_dense().shape == dense.shape
     torch.testing.assert_close(sparse.to_dense().double(), dense.double(), rtol=1e-6, atol=1e-7)
 

@@ -1,6 +1,7 @@
 """Preparing once: what is there is used if it is whole, and built by one process at a time."""
 
 import dataclasses
+import json
 import threading
 from collections.abc import Callable
 from functools import partial
@@ -91,6 +92,15 @@ def one_bit(content: np.ndarray) -> np.ndarray:
     return content
 
 
+def another_fingerprint(folder: Path) -> None:
+    """A header in which one digit of a hash is another: what it says of its content is not true."""
+    path = folder / "train.json"
+    header = json.loads(path.read_text())
+    first = header["files"]["tokens"]["sha256"]
+    header["files"]["tokens"]["sha256"] = ("1" if first[0] == "0" else "0") + first[1:]
+    path.write_text(json.dumps(header))
+
+
 @pytest.mark.parametrize(
     "damage",
     [
@@ -106,10 +116,12 @@ def one_bit(content: np.ndarray) -> np.ndarray:
         partial(changed, "train.offsets", moved_by_one, "<i8"),
         partial(changed, "valid.lines", lambda lines: lines + 1, "<i8"),
         *(partial(changed, f"train.{part}", one_bit, "u1") for part in ("tokens", "lines")),
+        another_fingerprint,
     ],
     ids=[
         *("id", "other vocabulary", "vocabulary", "no vocabulary", "no header", "header", "tokens", "no offsets"),
         *("one token", "offsets", "lines", "a bit of the tokens", "a bit of the lines"),
+        "a digit of the header",
     ],
 )
 def test_what_is_damaged_is_built_again(data: DataConfig, tmp_path: Path, damage):

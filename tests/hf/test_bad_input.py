@@ -163,3 +163,9 @@ def test_additive_masks_hide_as_boolean_ones_do(mechanism):
     boolean = model(input_ids=fed["input_ids"], attention_mask=visible).logits
     found = model(input_ids=fed["input_ids"], attention_mask=additive).logits
     torch.testing.assert_close(found, boolean, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("layers", [0, "all"])
+def test_layers_that_are_no_numbers(layers):
+    with pytest.raises(TypeError, match="layers must be numbers of layers"):
+        tamis.hf.sparsify(tiny.build("llama"), layers=layers)

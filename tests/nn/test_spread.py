@@ -87,6 +87,40 @@ def test_the_default_is_what_each_mechanism_asks_for():
     torch.testing.assert_close(narrow, torch.full_like(narrow, 0.2), rtol=1e-4, atol=0.0)
 
 
+@pytest.mark.parametrize("spread", [0.05, 0.2, 1.0])
+@pytest.mark.parametrize(
+    "dims", [{}, {"num_kv_heads": 2}, {"memory_dim": 96}, {"head_dim": 32}, {"bias": False}], ids=str
+)
+def test_a_layer_starts_with_the_spread_it_is_given(spread: float, dims: dict[str, int]):
+    torch.manual_seed(0)
+    layer = Attention(128, 4, mechanism=EntmaxAttention(4), initial_spread=spread, **dims)
+    memory = torch.randn(8, 50, dims.get("memory_dim", 128))
+    (found,) = measure_spread(layer, torch.randn(8, 50, 128), memory).values()
+    torch.testing.assert_close(found.mean(), torch.tensor(spread, dtype=found.dtype), rtol=0.1, atol=0.0)
+
+
+@pytest.mark.parametrize("dims", [{}, {"kdim": 96, "vdim": 96}, {"bias": False}], ids=str)
+def test_the_drop_in_for_torch_starts_with_the_spread_it_is_given(dims: dict[str, int]):
+    torch.manual_seed(0)
+    layer = MultiheadAttention(128, 4, mechanism=EntmaxAttention(4), initial_spread=0.2, **dims)
+    layer.reset_parameters()
+    key = torch.randn(8, 50, dims.get("kdim", 128))
+    (found,) = measure_spread(layer, torch.randn(8, 50, 128), key, key).values()
+    torch.testing.assert_close(found.mean(), torch.tensor(0.2, dtype=found.dtype), rtol=0.1, atol=0.0)
+
+
+def test_a_spread_of_a_layer_that_is_none():
+    for layer in (Attention, MultiheadAttention):
+        with pytest.raises(ValueError, match="initial_spread must be a number above 0, got 0"):
+            layer(32, 4, initial_spread=0.0)
+
+
+def test_a_scale_of_zero_has_no_spread():
+    torch.manual_seed(0)
+    (found,) = measure_spread(Attention(32, 4), torch.randn(2, 5, 32), scale=0.0).values()
+    assert found.tolist() == [0.0] * 4
+
+
 def test_values_and_later_layers_stay():
     torch.manual_seed(0)
     model = CausalLM(CausalLMConfig(**SIZES, num_layers=2))

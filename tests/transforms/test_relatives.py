@@ -537,3 +537,22 @@ def test_compiles_whole_with_dynamic_shapes(function, backend: str):
         torch.testing.assert_close(ours, expected)
         for a, b in zip(*(torch.autograd.grad((p * g).sum(), (z, value)) for p in (ours, expected)), strict=True):
             torch.testing.assert_close(a, b)
+
+
+@pytest.mark.parametrize("budget", [1.5, torch.tensor(1.5, dtype=torch.float64)])
+def test_budgetmax_has_forward_derivatives(budget):
+    z, tangent = torch.randn(2, 7, dtype=torch.float64, generator=torch.Generator().manual_seed(0)).unbind()
+    out, moved = torch.func.jvp(lambda z: budgetmax(z, budget), (z,), (tangent,))
+    step = 1e-6
+    torch.testing.assert_close(moved, (budgetmax(z + step * tangent, budget) - out) / step, atol=1e-5, rtol=1e-5)
+    jacobian = torch.func.jacrev(lambda z: budgetmax(z, budget))(z)
+    torch.testing.assert_close(torch.func.jacfwd(lambda z: budgetmax(z, budget))(z), jacobian)
+    hessian = torch.func.hessian(lambda z: budgetmax(z, budget).square().sum())(z)
+    torch.testing.assert_close(hessian, 2.0 * jacobian.T @ jacobian)
+
+
+def test_budgetmax_moves_with_its_budget():
+    z = torch.randn(7, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    budget = torch.tensor(1.5, dtype=torch.float64)
+    _, moved = torch.func.jvp(lambda b: budgetmax(z, b), (budget,), (torch.ones_like(budget),))
+    torch.testing.assert_close(moved, (budgetmax(z, budget + 1e-6) - budgetmax(z, budget)) / 1e-6, atol=1e-5, rtol=1e-5)

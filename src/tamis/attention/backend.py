@@ -7,11 +7,11 @@ from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
-from torch.autograd import forward_ad
 
 from tamis.attention.call import Call
 from tamis.attention.rules import Rule
 from tamis.attention.statistics import SparseWeights, Statistics
+from tamis.transforms.dispatch import transforming
 
 
 class Backend:
@@ -55,15 +55,6 @@ class Backend:
 def tracing() -> str | None:
     """Who wants plain operations on whole tensors instead of a loop over blocks or a kernel, or None."""
     return "torch.compile wants plain operations" if torch.compiler.is_compiling() else transforming()
-
-
-def transforming() -> str | None:
-    """Who differentiates in a way that no kernel has, or None."""
-    if torch.compiler.is_compiling():
-        return None
-    if torch._C._functorch.peek_interpreter_stack() is None and forward_ad._current_level < 0:
-        return None
-    return "torch.func transforms and forward-mode derivatives need the plain operations"
 
 
 def full_precision(like: Tensor) -> AbstractContextManager[Any]:

@@ -117,7 +117,8 @@ class Block:
         self.index = (batches, heads, queries)
         self.shape = (batches.stop - batches.start, heads.stop - heads.start, queries.stop - queries.start)
         self.num_rows = self.shape[0] * self.shape[1] * self.shape[2]
-        self.num_groups = self.num_rows // (walk.groups * self.shape[2])
+        self.rows_of_group = walk.groups * self.shape[2]
+        self.num_groups = self.num_rows // self.rows_of_group
         self.masks = walk.masks(self.index, self.keys)
         self.values: list[Power | None] = [
             None if value is None else self._rows_of(value) for value in walk.rule.parameters()
@@ -186,10 +187,10 @@ class Block:
 
     def by_group(self, rows: Tensor) -> Tensor:
         """(rows, n) as (key heads of all batches, rows that share one, n)."""
-        return rows.view(self.num_groups, -1, rows.shape[-1])
+        return rows.view(self.num_groups, self.rows_of_group, rows.shape[-1])
 
     def of_queries(self, x: Tensor) -> Tensor:
-        return x[self.index].to(self.walk.dtype).reshape(self.num_groups, -1, x.shape[-1])
+        return x[self.index].to(self.walk.dtype).reshape(self.num_groups, self.rows_of_group, x.shape[-1])
 
     def of_keys(self, x: Tensor) -> Tensor:
         return x[self.key_index].to(self.walk.dtype).flatten(0, 1)
@@ -197,7 +198,7 @@ class Block:
     def multiply(self, a: Tensor, b: Tensor, out: Tensor, scale: float = 1.0, add: bool = False) -> None:
         """out = scale * a @ b, or += with `add`; out is this block's part of a 4-D tensor."""
         if out.is_contiguous() and out.dtype == a.dtype:
-            flat = out.view(self.num_groups, -1, out.shape[-1])
+            flat = out.view(self.num_groups, a.shape[1], out.shape[-1])
             torch.baddbmm(flat, a, b, beta=float(add), alpha=scale, out=flat)
             return
         product = torch.bmm(a, b).view(out.shape)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from tamis.attention.masks import Visibility
-from tamis.transforms.parameters import values_known
+from tamis.transforms.parameters import number, switch, values_known
 from tamis.transforms.solver import compute_dtype
 
 Window = int | tuple[int | None, int | None]
@@ -133,7 +133,7 @@ def check_call(
     """ValueError or TypeError for what does not fit; otherwise the call in one form."""
     value = key if value is None else value
     query, key, value = _autocast(query, key, value)
-    _check_shapes(query, key, value, enable_gqa)
+    _check_shapes(query, key, value, switch("enable_gqa", enable_gqa))
     batch, heads, num_queries = query.shape[:3]
     num_keys = key.shape[2]
     packed = cu_seqlens_q is not None or cu_seqlens_k is not None
@@ -149,19 +149,22 @@ def check_call(
         device=query.device,
         query_positions=_positions("query_positions", query_positions, batch, num_queries),
         key_positions=_positions("key_positions", key_positions, batch, num_keys),
-        is_causal=bool(is_causal),
+        is_causal=switch("is_causal", is_causal),
         window=_window(window),
         attn_mask=_mask(attn_mask, (batch, heads, num_queries, num_keys)),
         key_lengths=_lengths(key_lengths, batch, num_keys),
         cu_seqlens=_packed(cu_seqlens_q, cu_seqlens_k, batch, num_queries, num_keys) if packed else None,
         alibi_slopes=_slopes(alibi_slopes, batch, heads, compute_dtype(query.dtype)),
     )
-    if scale is not None and not -math.inf < scale < math.inf:  # torch.compile may know it as a symbol only
-        raise ValueError(f"scale must be finite, got {scale}")
-    if not 0.0 <= dropout_p <= 1.0:
-        raise ValueError(f"dropout_p must lie in [0, 1], got {dropout_p}")
-    scale = 1.0 / math.sqrt(max(1, query.shape[3])) if scale is None else scale
-    return Call(query, key, value, visibility, scale, Dropout(float(dropout_p), generator))
+    scale = 1.0 / math.sqrt(max(1, query.shape[3])) if scale is None else number("scale", scale)
+    return Call(query, key, value, visibility, scale, _dropout(dropout_p, generator))
+
+
+def _dropout(p: float, generator: torch.Generator | None) -> Dropout:
+    p = number("dropout_p", p, 0.0, 1.0)
+    if generator is not None and not isinstance(generator, torch.Generator):
+        raise TypeError(f"generator must be a torch.Generator, got {type(generator).__name__}")
+    return Dropout(p, generator)
 
 
 def _autocast(*tensors: Tensor) -> tuple[Tensor, ...]:

@@ -29,8 +29,10 @@ def dense_scores(call: Call) -> tuple[Tensor, Tensor | None]:
 def dense_weights(call: Call, rule: Rule) -> Tensor:
     """All weights (B, H, Lq, Lk), in the compute dtype, differentiable as often as one likes."""
     scores, keep = dense_scores(call)
-    if rule.hidden == 0.0 and call.visibility.attn_mask is not None:
-        keep = scores > float("-inf") if keep is None else keep & (scores > float("-inf"))
+    mask = call.visibility.attn_mask
+    if rule.hidden == 0.0 and mask is not None and mask.is_floating_point():
+        # -inf in a mask hides a key too; an activation must not see it.  A score of NaN is hidden by nothing.
+        keep = mask > float("-inf") if keep is None else keep & (mask > float("-inf"))
     return rule.dense(scores if keep is None else torch.where(keep, scores, rule.hidden), keep)
 
 

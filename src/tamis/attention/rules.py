@@ -18,7 +18,7 @@ from torch import Tensor
 
 from tamis.attention.call import Call
 from tamis.transforms.entmax import alpha_gradient_rows, entmax_weights, vjp_rows
-from tamis.transforms.parameters import row_parameter, values_known
+from tamis.transforms.parameters import number, row_parameter, switch, values_known
 from tamis.transforms.solver import Power, Workspace, compute_dtype, solve_rows
 
 ACTIVATIONS = ("relu", "squared_relu", "leaky_relu", "gelu", "identity", "sigmoid")
@@ -153,21 +153,26 @@ class Activation(Rule):
             raise ValueError(
                 f"activation must be one of {', '.join(ACTIVATIONS)}, got {self.name!r}; did you mean {nearest!r}?"
             )
+        bias, slope = number("bias", self.bias), number("slope", self.slope)
         scale = None
-        if self.per_count:
+        if switch("per_count", self.per_count):
             scale = 1.0 / call.counts().clamp(min=1).unsqueeze(-1).to(compute_dtype(call.query.dtype))
-        return BoundActivation(self.name, float(self.bias), float(self.slope), scale)
+        return BoundActivation(self.name, bias, slope, scale)
 
 
 @dataclass(frozen=True)
 class Softpick(Rule):
-    """Rectified softmax, relu(e^x - 1) / sum |e^x - 1|: sparse weights whose sum is at most one.
+    """Rectified softmax, ``relu(e^x - 1) / sum |e^x - 1|``: sparse weights whose sum is at most one.
 
     Args:
         eps: keeps rows of zero scores from 0 / 0.
     """
 
     eps: float = 1e-6
+
+    def bind(self, call: Call) -> Softpick:
+        number("eps", self.eps, low=0.0)
+        return self
 
     def dense(self, scores: Tensor, keep: Tensor | None) -> Tensor:
         x = scores.masked_fill(scores == -math.inf, 0.0)  # e^0 - 1 = 0: hidden keys have no part in the sum

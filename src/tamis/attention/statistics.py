@@ -115,6 +115,10 @@ class SparseWeights(NamedTuple):
         dense[rows, self.col] = self.val
         return dense.view(self.shape)
 
+    def dense(self) -> Tensor:
+        """`to_dense`, by the name that weights in a report have for it."""
+        return self.to_dense()
+
     def to_torch(self) -> Tensor:
         """The weights as a tensor in torch's layout of compressed rows, (B * H * Lq, Lk)."""
         return torch.sparse_csr_tensor(self.crow, self.col, self.val, (self.crow.numel() - 1, self.shape[3]))

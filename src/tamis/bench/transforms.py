@@ -7,8 +7,6 @@ fails is recorded with its error.
 from __future__ import annotations
 
 import importlib
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -20,10 +18,9 @@ from rich.table import Table
 from torch import Tensor
 
 from tamis import functional
-from tamis.bench.timing import alternate, event_times, machine, peak_gpu_memory, reason, save
-
-SHAPES = ((4096, 512), (4096, 64), (512, 64), (256, 8192))
-ALPHAS = (1.5, 2.0, 1.3, 1.05)
+from tamis.bench.rows import Row, Transform, passes, peer, softmax
+from tamis.bench.rows import run as run_on_cpu
+from tamis.bench.timing import event_times, machine, peak_gpu_memory, reason, save
 
 TARGET = (8192, 32768)
 """What the claims are about: measured first, and with alpha learned too."""
@@ -34,9 +31,6 @@ GPU_SCALES = (1.0, 0.1)
 CHECKED = 64
 """Rows whose weights are compared with those in fp64."""
 
-Transform = Callable[[Tensor], Tensor]
-Row = dict[str, Any]
-
 
 def run(output: Path | None, *, repeats: int, threads: int, device: str | None = None) -> None:
     device = device or ("cuda" if torch.cuda.is_available() else "cpu")
@@ -46,121 +40,7 @@ def run(output: Path | None, *, repeats: int, threads: int, device: str | None =
     if device == "cuda":
         _run_gpu(output, repeats)
     else:
-        _run_cpu(output, repeats, threads)
-
-
-def _run_cpu(output: Path | None, repeats: int, threads: int) -> None:
-    torch.set_num_threads(threads)
-    rows = [row for shape in SHAPES for alpha in ALPHAS for row in _case(shape, alpha, repeats)]
-    memory = {str(alpha): _memory_factor(alpha) for alpha in ALPHAS}
-    _print(rows, memory)
-    if output is not None:
-        record = {"benchmark": "transforms", "machine": machine(), "rows": rows, "peak_memory_over_input": memory}
-        save(output / "transforms-cpu.json", record)
-
-
-def _case(shape: tuple[int, int], alpha: float, repeats: int) -> list[Row]:
-    scores = torch.randn(shape)
-    ours: Transform = lambda z: functional.entmax(z, alpha)  # noqa: E731
-    mass_error, disagreement = _check(ours, scores, alpha)
-    peer = _peer(alpha)
-    results = []
-    for name, wrap in _passes(scores).items():
-        row: Row = {"shape": shape, "alpha": alpha, "pass": name}
-        calls = {"tamis": wrap(ours), "softmax": wrap(_softmax)}
-        if peer is not None:
-            try:
-                wrap(peer)()
-                calls["entmax"] = wrap(peer)
-            except Exception as error:  # a peer that cannot do this is part of the result
-                row["unsupported"] = {"entmax": reason(error)}
-        times = alternate(calls, repeats)
-        row |= times
-        row["over_softmax"] = times["tamis"]["min_ms"] / times["softmax"]["min_ms"]
-        if "entmax" in times:
-            row["faster_than_entmax"] = times["entmax"]["min_ms"] / times["tamis"]["min_ms"]
-        row["mass_error"], row["disagreement"] = mass_error, disagreement
-        results.append(row)
-    return results
-
-
-def _passes(scores: Tensor) -> dict[str, Callable[[Transform], Callable[[], object]]]:
-    """By name, what makes of a transform the call to be timed."""
-    leaf, upstream = scores.clone().requires_grad_(), torch.randn_like(scores)
-    return {
-        "forward": lambda call: lambda: call(scores),
-        "forward+backward": lambda call: lambda: torch.autograd.grad(call(leaf), leaf, upstream),
-    }
-
-
-def _softmax(z: Tensor) -> Tensor:
-    return z.softmax(-1)
-
-
-def _peer(alpha: float) -> Transform | None:
-    """The fastest way to the same weights in the `entmax` package."""
-    try:
-        entmax: Any = importlib.import_module("entmax")
-    except ModuleNotFoundError:
-        return None
-    special = {1.5: entmax.entmax15, 2.0: entmax.sparsemax}
-    if alpha in special:
-        return lambda z: special[alpha](z, -1)
-    return lambda z: entmax.entmax_bisect(z, alpha, -1)
-
-
-def _check(ours: Transform, scores: Tensor, alpha: float) -> tuple[float, float]:
-    """Refuse to time what is not right: mass, and agreement with the solution in fp64."""
-    weights = ours(scores).double()
-    mass_error = (weights.sum(-1) - 1.0).abs().max().item()
-    disagreement = (weights - functional.entmax(scores.double(), alpha)).abs().sum(-1).max().item()
-    if not (mass_error <= 1e-5 and disagreement <= 1e-5):
-        raise RuntimeError(f"alpha {alpha}: mass off by {mass_error:g}, weights by {disagreement:g}: not timed")
-    return mass_error, disagreement
-
-
-_MEMORY = """
-import torch
-from tamis import functional
-from tamis.bench.timing import peak_memory
-scores = torch.randn(32768, 512)
-with torch.no_grad():
-    functional.entmax(torch.randn(64, 64), {alpha})  # what is loaded once is not the call's
-    peak = peak_memory(lambda: functional.entmax(scores, {alpha}))
-print("" if peak is None else peak / (scores.numel() * scores.element_size()))
-"""
-
-
-def _memory_factor(alpha: float) -> float | None:
-    """Peak memory of a forward pass, output included, over the size of its input.
-
-    In a process of its own: memory that earlier calls freed would be used again and not show.
-    """
-    command = [sys.executable, "-c", _MEMORY.format(alpha=alpha)]
-    printed = subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
-    return float(printed) if printed else None
-
-
-def _print(rows: list[Row], memory: dict[str, float | None]) -> None:
-    table = Table(title="entmax on CPU, fp32, milliseconds (minimum of alternated calls)")
-    for column in ("shape", "alpha", "pass", "tamis", "entmax", "faster", "softmax", "over softmax"):
-        table.add_column(column, justify="left" if column == "pass" else "right")
-    for row in rows:
-        peer = row.get("entmax")
-        table.add_row(
-            "x".join(map(str, row["shape"])),
-            f"{row['alpha']:g}",
-            row["pass"],
-            f"{row['tamis']['min_ms']:.2f}",
-            f"{peer['min_ms']:.2f}" if peer else "-",
-            f"{row['faster_than_entmax']:.1f}x" if peer else "-",
-            f"{row['softmax']['min_ms']:.2f}",
-            f"{row['over_softmax']:.1f}x",
-        )
-    console = Console(width=110)
-    console.print(table)
-    shown = ", ".join(f"alpha {alpha}: {factor:.2f}x" for alpha, factor in memory.items() if factor is not None)
-    console.print(f"peak memory of a forward pass over its input: {shown or 'not known on this system'}")
+        run_on_cpu(output, repeats, threads)
 
 
 # ---------------------------------------------------------------------------------------------------------------
@@ -218,9 +98,9 @@ def _gpu_weights(scores: Tensor, alpha: float, repeats: int) -> list[Row]:
     error = _distance(ours(scores), exact)
     _refuse(error, 1e-5 if scores.dtype == torch.float32 else 2e-2)
     results = []
-    for name, wrap in _passes(scores).items():
+    for name, wrap in passes(scores).items():
         row: Row = {"pass": name, "zeros": (exact == 0.0).double().mean().item(), "errors": {"tamis": error}}
-        row |= _beside(wrap(ours), "softmax", wrap(_softmax), repeats)
+        row |= _beside(wrap(ours), "softmax", wrap(softmax), repeats)
         if name == "forward":  # read once, written once
             size = scores.numel() * scores.element_size()
             row["terabytes_per_second"] = 2 * size / row["tamis"]["median_us"] / 1e6
@@ -269,7 +149,7 @@ def _gpu_learned(scores: Tensor, alpha: float, repeats: int) -> list[Row]:
     error = ((ours()[1][:CHECKED] - exact)[clear].norm() / exact[clear].norm()).item()
     _refuse(error, 1e-3 if scores.dtype == torch.float32 else 2e-2)
     row: Row = {"pass": "forward+backward, learned alpha", "errors": {"tamis": error}}
-    return [row | _beside(ours, "softmax", _passes(scores)["forward+backward"](_softmax), repeats)]
+    return [row | _beside(ours, "softmax", passes(scores)["forward+backward"](softmax), repeats)]
 
 
 def _beside(ours: Callable[[], object], name: str, dense: Callable[[], object], repeats: int) -> Row:
@@ -291,18 +171,18 @@ def _add_peers(rows: list[Row], scores: Tensor, repeats: int) -> None:
     alpha = 1.5
     exact = functional.entmax(scores[:CHECKED].double(), alpha)
     tolerance = 1e-3 if scores.dtype == torch.float32 else 2e-2
-    peers = {"entmax": _peer(alpha), "adasplash": _adasplash(alpha)}
-    passes = _passes(scores)
+    peers = {"entmax": peer(alpha), "adasplash": _adasplash(alpha)}
+    timed = passes(scores)
     for row in rows:
-        if row["pass"] not in passes or (row["alpha"], row["scale"]) != (alpha, GPU_SCALES[0]):
+        if row["pass"] not in timed or (row["alpha"], row["scale"]) != (alpha, GPU_SCALES[0]):
             continue
-        for name, peer in peers.items():
-            if peer is None:
+        for name, other in peers.items():
+            if other is None:
                 continue
             try:
-                row["errors"][name] = _distance(peer(scores), exact)
+                row["errors"][name] = _distance(other(scores), exact)
                 if row["errors"][name] <= tolerance:
-                    row[name] = event_times(passes[row["pass"]](peer), repeats)
+                    row[name] = event_times(timed[row["pass"]](other), repeats)
             except Exception as error:  # a peer that cannot do this is part of the result
                 row.setdefault("unsupported", {})[name] = reason(error)
 

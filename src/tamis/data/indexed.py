@@ -183,7 +183,12 @@ def _put_in_place(scratch: Path, folder: Path, split: str, header: dict[str, Any
     for name in (*PARTS, "skipped.tsv"):
         os.replace(scratch / name, folder / f"{split}.{name}")
     flush_folder(folder)
-    write_json(folder / f"{split}.json", header, indent=2)
+    write_json(folder / f"{split}.json", {**header, "sha256": _digest(header)}, indent=2)
+
+
+def _digest(header: dict[str, Any]) -> str:
+    """Of a header: what it says of the other files is the fingerprint of a run's data."""
+    return hashlib.sha256(json.dumps(header, sort_keys=True).encode()).hexdigest()
 
 
 class IndexedCorpus:
@@ -223,6 +228,8 @@ class IndexedCorpus:
                 raise ValueError(
                     f"version {header['version']}, and this reads version {VERSION}: build the corpus again"
                 )
+            if header.pop("sha256", None) not in (None, _digest(header)):  # headers of before have none
+                raise ValueError("it is not as it was written: build the corpus again")
             return cls(folder, split, header, cls._map_files(folder, split, header))
         except (ValueError, KeyError, TypeError, RecursionError) as error:
             raise ValueError(f"{path} cannot be opened: {error}") from error

@@ -48,12 +48,15 @@ def read_pairs(
     """Pairs of text, in order; every line comes out as a Pair or a BadLine.
 
     `spec` is one of
-      * two paths: line n of one belongs to line n of the other, and unequal numbers of lines are an error;
-      * one path named *.tsv: the first two columns, neither header nor quoting;
-      * one path named *.jsonl: an object per line with a text under each language, or such an object as "translation";
-      * "hf:NAME:SPLIT" or "hf:NAME:CONFIG:SPLIT": rows like those of *.jsonl, by the package `datasets`;
-      * "grammar:SPLIT:COUNT" or "grammar:SPLIT:COUNT:SEED": the embedded corpus.
-    Files may be packed: *.gz, *.xz.
+
+    - two paths: line n of one belongs to line n of the other, and unequal numbers of lines are an error;
+    - one path named ``*.tsv``: the first two columns, neither header nor quoting;
+    - one path named ``*.jsonl``: an object per line with a text under each language, or such an object under the key
+      "translation";
+    - "hf:NAME:SPLIT" or "hf:NAME:CONFIG:SPLIT": rows like those of ``*.jsonl``, by the package `datasets`;
+    - "grammar:SPLIT:COUNT" or "grammar:SPLIT:COUNT:SEED": the embedded corpus.
+
+    Files may be packed: ``*.gz``, ``*.xz``.
     """
     languages = (source_language, target_language)
     if not isinstance(spec, str | Path):

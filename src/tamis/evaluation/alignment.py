@@ -36,16 +36,16 @@ class AlignmentScore:
 
     aer: float
     precision: float
-    """|A & P| / |A|"""
+    """Of the links, the share that is possible: ``|A & P| / |A|``."""
     recall: float
-    """|A & S| / |S|"""
+    """Of the sure links, the share that was found: ``|A & S| / |S|``."""
     f1: float
     links: int
-    """|A|"""
+    """How many links were proposed, ``|A|``."""
 
     @classmethod
     def from_counts(cls, links: int, sure: int, hit_sure: int, hit_possible: int) -> AlignmentScore:
-        """From |A|, |S|, |A & S| and |A & P|.  What has nothing to be a share of is 0."""
+        """Make a score from ``|A|``, ``|S|``, ``|A & S|`` and ``|A & P|``; a share of nothing is 0."""
         precision, recall = hit_possible / max(1, links), hit_sure / max(1, sure)
         return cls(
             aer=1.0 - (hit_sure + hit_possible) / (links + sure) if links + sure else 0.0,

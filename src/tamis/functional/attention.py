@@ -52,7 +52,7 @@ def attention(
             linear in the length, "dense" on the whole matrix, "sdpa" on torch's.  :func:`attention_backends` explains.
 
     Keyword arguments that all attention functions share:
-        alibi_slopes: (H,) or (B, H); adds -slope * |distance| to the scores.
+        alibi_slopes: (H,) or (B, H); adds ``-slope * |distance|`` to the scores.
         window: positions seen before and after a query, an int or a pair (left, right); None or -1 = no bound.
         query_positions, key_positions: integers, (L,) or (B, L), that `is_causal`, `window` and ALiBi compare.
         key_lengths: (B,); keys from this index on are padding.
@@ -252,12 +252,12 @@ def attention_scores(
 ) -> tuple[Tensor, Tensor]:
     """Scaled and biased scores and whether each is visible, both (B, H, Lq, Lk).
 
-    A score that an additive mask sets to -inf counts as hidden.
+    A score that an additive mask sets to -inf counts as hidden; one that is not a number does not.
     """
     call = check_call(query, key, None, attn_mask, 0.0, is_causal, scale, enable_gqa, **options)
     scores, keep = dense_scores(call)
-    finite = scores > float("-inf")
-    return scores, finite if keep is None else finite & keep
+    above = scores != float("-inf")
+    return scores, above if keep is None else above & keep
 
 
 def sparse_attention_weights(
@@ -278,6 +278,8 @@ def sparse_attention_weights(
 
     No L x L array is ever in memory, unless the rule knows no other way.
     """
+    if any(torch._C._functorch.is_batchedtensor(x) for x in (query, key)):
+        raise ValueError("sparse_attention_weights has no fixed size, so vmap cannot stack it; pass the whole batch")
     call = check_call(query, key, value, attn_mask, 0.0, is_causal, scale, enable_gqa, **options)
     bound = bind(rule, call)
     return choose("sparse_weights", call, bound, backend).sparse_weights(call, bound)

@@ -80,7 +80,10 @@ def _check_table(table: Tensor, lengths: Tensor, pages: Tensor) -> None:
         needed = torch.arange(table.shape[1]) * pages.shape[1] < lengths[:, None]
         wrong = table[needed & ((table < 0) | (table >= pages.shape[0]))]
         if wrong.numel():
-            raise ValueError(f"block_table must lie in [0, {pages.shape[0] - 1}], the pages, got {wrong[0].item()}")
+            pool = (
+                f"lie in [0, {pages.shape[0] - 1}], the pages" if pages.shape[0] else "name pages, and there are none"
+            )
+            raise ValueError(f"block_table must {pool}, got {wrong[0].item()}")
 
 
 def _check_pages(query: Tensor, key: Tensor, value: Tensor, table: Tensor, norms: Tensor | None) -> None:
@@ -97,8 +100,9 @@ def _check_pages(query: Tensor, key: Tensor, value: Tensor, table: Tensor, norms
         raise ValueError(f"block_table must be ({query.shape[0]}, pages of a sequence), got {tuple(table.shape)}")
     if norms is None:
         return
-    if norms.dtype not in (torch.float32, torch.float64):
-        raise TypeError(f"page_norms must be fp32, as a rounded norm is no bound, got {norms.dtype}")
+    if not isinstance(norms, Tensor) or norms.dtype not in (torch.float32, torch.float64):
+        kind = norms.dtype if isinstance(norms, Tensor) else type(norms).__name__
+        raise TypeError(f"page_norms must be an fp32 tensor, as a rounded norm is no bound, got {kind}")
     if norms.shape != (key.shape[0], key.shape[2]):
         raise ValueError(f"page_norms must be {(key.shape[0], key.shape[2])}, got {tuple(norms.shape)}")
     if key.shape[1] % PAGE_UNIT:

@@ -8,7 +8,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from tamis.functional.rows import check_scores, promote, takes_kernel
+from tamis.functional.rows import check_scores, chosen, promote, takes_fused_loss
 from tamis.kernels.rows import ops as rows
 from tamis.transforms.entmax import entmax_conjugate, limited
 from tamis.transforms.losses import Conjugate, class_loss, probability_loss, reduced
@@ -41,15 +41,19 @@ def entmax_loss(
         ignore_index: a class index whose samples do not count.
         reduction: "none", "sum" or "mean".
         label_smoothing: in [0, 1].
-        backend: "auto"; "reference" for the plain PyTorch path; "triton" to insist on a fused kernel.
+        backend: "auto"; "reference" for the plain PyTorch path; "native" (CPU) or "triton" (GPU) to
+            insist on a kernel.
 
     A class whose score is -inf costs +inf as a target and nothing otherwise.
     """
     e, z = _loss_inputs(input, target, alpha, 0.0, subtract=1.0)
-    fused = takes_kernel(backend, z)
-    conjugate = partial(rows.conjugate, e=e) if fused else partial(entmax_conjugate, e=limited(e))
+    name = chosen(backend, z, e)
+    native, fused = name == "native", takes_fused_loss(name, e)
+    function, power = (rows.conjugate, e) if fused else (entmax_conjugate, limited(e))
+    conjugate = partial(function, e=power, native=native)
     # No weights are stored then; but class weights that are learned need the plain operations.
-    by_class = partial(rows.class_loss, e) if fused and not (weight is not None and weight.requires_grad) else None
+    learns = weight is not None and weight.requires_grad
+    by_class = partial(rows.class_loss, e, native=native) if fused and not learns else None
     return _loss(conjugate, z, input, target, weight, ignore_index, reduction, label_smoothing, by_class)
 
 

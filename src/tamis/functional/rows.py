@@ -8,9 +8,11 @@ import torch
 from torch import Tensor
 
 from tamis.kernels.rows import ops as rows
-from tamis.transforms.parameters import broadcasts, cast, row_parameter, to_last
+from tamis.native import rows as native_rows
+from tamis.transforms.dispatch import transforming
+from tamis.transforms.parameters import broadcasts, cast, row_parameter, to_last, values_known
 
-BACKENDS = ("auto", "reference", "triton")
+BACKENDS = ("auto", "reference", "native", "triton")
 
 
 def prepare(input: Tensor, dim: int, mask: Tensor | None) -> tuple[Tensor, int]:
@@ -38,16 +40,41 @@ def restore(weights: Tensor, input: Tensor, dim: int) -> Tensor:
     return weights.contiguous() if input.is_contiguous() else weights
 
 
-def takes_kernel(backend: str, z: Tensor) -> bool:
-    """Whether a row transform of these scores, with `dim` last, runs as a fused kernel."""
+def chosen(backend: str, z: Tensor, e: float | Tensor) -> str:
+    """Who computes entmax of these scores, with `dim` last: "reference", "native" or "triton"."""
     if backend not in BACKENDS:
         raise ValueError(f"backend must be one of {', '.join(BACKENDS)}, got {backend!r}")
-    if backend == "reference" or (backend == "auto" and not z.is_cuda):
+    if backend == "reference":
+        return backend
+    if backend == "auto" and not z.is_cuda and not isinstance(e, Tensor) and e == 0.0:
+        return "reference"  # nothing is faster than torch's own softmax
+    name = backend if backend != "auto" else "triton" if z.is_cuda else "native"
+    obstacle = rows.obstacle(z) if name == "triton" else _native_obstacle(z, e, backend == name)
+    if obstacle is None:
+        return name
+    if backend == name:
+        raise RuntimeError(f'backend="{name}": {obstacle}; backend="auto" takes the plain PyTorch path')
+    return "reference"
+
+
+def _native_obstacle(z: Tensor, e: float | Tensor, strict: bool) -> str | None:
+    """Why the C++ kernels cannot compute all rows or, unless `strict`, any of them."""
+    if (reason := native_rows.obstacle(z)) is not None:
+        return reason
+    if isinstance(e, Tensor):
+        fits = not strict or not values_known(e) or bool(native_rows.fits(e).all())
+    else:
+        fits = native_rows.fits(e)
+    return None if fits else "the C++ kernels are for alpha in [1, 2]"
+
+
+def takes_fused_loss(name: str, e: float | Tensor) -> bool:
+    """Whether losses of rows that `name` computes run without weights being stored."""
+    if name != "native":
+        return name == "triton"
+    if transforming() is not None:
         return False
-    obstacle = rows.obstacle(z)
-    if obstacle is not None and backend == "triton":
-        raise RuntimeError(f'backend="triton": {obstacle}; backend="auto" takes the plain PyTorch path')
-    return obstacle is None
+    return bool(native_rows.fits(e).all()) if isinstance(e, Tensor) and values_known(e) else not isinstance(e, Tensor)
 
 
 def check_scores(input: Tensor, dim: int) -> int:

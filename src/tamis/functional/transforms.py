@@ -7,7 +7,7 @@ import math
 import torch
 from torch import Tensor
 
-from tamis.functional.rows import exponent, prepare, restore, takes_kernel
+from tamis.functional.rows import chosen, exponent, prepare, restore
 from tamis.kernels.rows import ops as rows
 from tamis.transforms.entmax import entmax_weights, limited
 from tamis.transforms.parameters import row_parameter
@@ -34,7 +34,8 @@ def entmax(
             and the last dim; otherwise a tensor that broadcasts against `input` with `dim` reduced to size 1.
         dim: the dimension that sums to one.
         mask: boolean, broadcastable to `input`, True = keep.
-        backend: "auto"; "reference" for the plain PyTorch path; "triton" to insist on a fused kernel.
+        backend: "auto"; "reference" for the plain PyTorch path; "native" (CPU) or "triton" (GPU) to
+            insist on a kernel.
 
     Returns:
         Weights with the shape and dtype of `input` (fp32 under autocast).  A row with nothing to attend
@@ -46,7 +47,8 @@ def entmax(
     """
     z, dim = prepare(input, dim, mask)
     e = exponent(alpha, input, dim)
-    weights = rows.weights(z, e) if takes_kernel(backend, z) else entmax_weights(z, limited(e))
+    name = chosen(backend, z, e)
+    weights = rows.weights(z, e) if name == "triton" else entmax_weights(z, limited(e), name == "native")
     return restore(weights, input, dim)
 
 
@@ -74,7 +76,7 @@ def entmax_threshold(
     e = limited(exponent(alpha, input, dim))
     if z.shape[-1] == 0:  # nothing to attend to
         z = z.new_full((*z.shape[:-1], 1), -math.inf)
-    p = entmax_weights(z, e)
+    p = entmax_weights(z, e, not z.is_cuda and chosen("auto", z, e) == "native")
     row_max = z.amax(-1, keepdim=True)
     top = p.amax(-1, keepdim=True)
     empty = row_max == -math.inf

@@ -131,10 +131,14 @@ def _chosen(sites: list[AttentionSite], layers: Layers | None) -> set[str]:
         if not found:
             raise ValueError(f"layers chose none of {', '.join(site.name for site in sites)}")
         return found
+    if isinstance(layers, str) or not isinstance(layers, Iterable):
+        raise TypeError(
+            f"layers must be numbers of layers, such as [0, 1], or a function of a site's name, got {layers!r}"
+        )
     wanted = set(layers)
     known = {site.layer for site in sites}
     if not wanted or not wanted <= known:
-        raise ValueError(f"layers must be some of {sorted(known)}, got {sorted(wanted)}")
+        raise ValueError(f"layers must be some of {sorted(known)}, got {sorted(wanted, key=str)}")
     return {site.name for site in sites if site.layer in wanted}
 
 

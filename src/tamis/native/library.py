@@ -61,6 +61,16 @@ def load() -> ctypes.CDLL | None:
     return _load()[0]
 
 
+def missing() -> str | None:
+    """Why nothing was loaded, or None.  Raises where TAMIS_NATIVE insists."""
+    library, found = _load()
+    return found.reason if library is None else None
+
+
+# What torch.compiler.assume_constant_result does; calling that would import the compiler, half the time of an import.
+missing._dynamo_marked_constant = True  # type: ignore[attr-defined]
+
+
 @functools.cache
 def _load() -> tuple[ctypes.CDLL | None, Status]:
     wanted, built = os.environ.get(VARIABLE, "1"), _built()
@@ -72,7 +82,7 @@ def _load() -> tuple[ctypes.CDLL | None, Status]:
     insists = wanted != "1"
     try:
         name, library = _open(wanted if wanted in NAMES.values() else None, built)
-    except _NotHere as error:
+    except _UnavailableError as error:
         if insists:
             raise RuntimeError(f"{VARIABLE}={wanted}, but no C++ kernels can run: {error}") from error
         return None, Status(None, str(error), built)
@@ -80,7 +90,7 @@ def _load() -> tuple[ctypes.CDLL | None, Status]:
     return library, Status(name, reason, built)
 
 
-class _NotHere(Exception):
+class _UnavailableError(Exception):
     """Why a library cannot be used."""
 
 
@@ -95,17 +105,17 @@ def _built() -> tuple[str, ...]:
 def _open(wanted: str | None, built: tuple[str, ...]) -> tuple[str, ctypes.CDLL]:
     """The build that is wanted, or the best of those that run here."""
     if not built:
-        raise _NotHere("none were built: there was no C++ compiler when tamis was installed, or it failed")
+        raise _UnavailableError("none were built: there was no C++ compiler when tamis was installed, or it failed")
     threads = _threads_of_torch()
     level = _level(built)
     fitting = [name for needed, name in NAMES.items() if name in built and needed <= level]
     if wanted is None and not fitting:
-        raise _NotHere(f"this CPU can run none of those that were built ({', '.join(built)})")
+        raise _UnavailableError(f"this CPU can run none of those that were built ({', '.join(built)})")
     name = fitting[0] if wanted is None else wanted
     if name not in built:
-        raise _NotHere(f"{name} was not built; there is {', '.join(built)}")
+        raise _UnavailableError(f"{name} was not built; there is {', '.join(built)}")
     if name not in fitting:
-        raise _NotHere(f"this CPU lacks what {name} needs")
+        raise _UnavailableError(f"this CPU lacks what {name} needs")
     library = _dlopen(_path(name))
     for function, types in SIGNATURES.items():
         getattr(library, function).argtypes = types
@@ -128,11 +138,11 @@ def _threads_of_torch() -> c_void_p:
                 return ctypes.cast(ctypes.CDLL(str(path)).torch_parallel_for, c_void_p)
             except AttributeError:
                 break
-    raise _NotHere(f"torch {torch.__version__} does not export torch_parallel_for; 2.11 and later do")
+    raise _UnavailableError(f"torch {torch.__version__} does not export torch_parallel_for; 2.11 and later do")
 
 
 def _dlopen(path: Path) -> ctypes.CDLL:
     try:
         return ctypes.CDLL(str(path))
     except OSError as error:
-        raise _NotHere(f"{path.name} cannot be loaded: {error}") from error
+        raise _UnavailableError(f"{path.name} cannot be loaded: {error}") from error

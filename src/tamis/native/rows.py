@@ -5,7 +5,7 @@ e = alpha - 1, between 0 and 1: a number, or one per row (rows, 1).
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import NamedTuple, overload
 
 import torch
 from torch import Tensor
@@ -15,7 +15,6 @@ from tamis.native import library
 DTYPES = {torch.float32: 0, torch.float64: 1, torch.bfloat16: 2, torch.float16: 3}
 KEPT = 7
 """Numbers of a row that its loss keeps for the backward pass, see cpp/loss.cpp."""
-MAX_WIDTH = 2**31 - 64
 
 Exponent = float | Tensor
 
@@ -33,20 +32,18 @@ def obstacle(z: Tensor) -> str | None:
     """Why the kernels cannot take these scores, or None."""
     if z.device.type != "cpu":
         return f"the C++ kernels are for CPUs, and the inputs are on {z.device.type}"
-    if library.load() is None:
-        return f"no C++ kernels were loaded ({library.status().reason})"
-    if z.dtype not in DTYPES:
-        return f"the C++ kernels are for fp16, bf16, fp32 and fp64, not for {z.dtype}"
-    if z.ndim and z.shape[-1] > MAX_WIDTH:
-        return f"rows go up to {MAX_WIDTH} scores, got {z.shape[-1]}"
-    return None
+    if (reason := library.missing()) is not None:
+        return f"no C++ kernels were loaded ({reason})"
+    return None if z.dtype in DTYPES else f"the C++ kernels are for fp16, bf16, fp32 and fp64, not for {z.dtype}"
 
 
-def fits(e: Exponent) -> bool:
-    """Whether every alpha lies in [1, 2]."""
-    if isinstance(e, Tensor):
-        return bool(((e >= 0.0) & (e <= 1.0)).all())
-    return 0.0 <= e <= 1.0
+@overload
+def fits(e: Tensor) -> Tensor: ...
+@overload
+def fits(e: float) -> bool: ...
+def fits(e: Exponent) -> Tensor | bool:
+    """Whether, or where, alpha lies in [1, 2]."""
+    return (e >= 0.0) & (e <= 1.0)
 
 
 def solve(z: Tensor, e: Exponent) -> tuple[Tensor, Tensor]:
@@ -55,7 +52,7 @@ def solve(z: Tensor, e: Exponent) -> tuple[Tensor, Tensor]:
     dtype = _compute_dtype(z)
     p, floor = torch.empty(z.shape, dtype=dtype), torch.empty((z.shape[0], 1), dtype=dtype)
     powers = _powers(e, dtype)
-    _call("tamis_forward", *_rows(z, powers), p.data_ptr(), floor.data_ptr())
+    _call("tamis_forward", *_rows(z, powers, e), p.data_ptr(), floor.data_ptr())
     return p, floor
 
 
@@ -68,7 +65,7 @@ def gradient(p: Tensor, floor: Tensor, g: Tensor, e: Exponent, with_e: bool) -> 
     _call(
         "tamis_backward",
         *(p.data_ptr(), floor.data_ptr(), g.data_ptr(), g.stride(0), DTYPES[p.dtype], *p.shape),
-        *(powers.data_ptr(), int(powers.numel() == 1), dz.data_ptr(), de.data_ptr() if with_e else None),
+        *(powers.data_ptr(), _is_shared(e), dz.data_ptr(), de.data_ptr() if with_e else None),
     )
     return dz, de
 
@@ -78,10 +75,10 @@ def losses(z: Tensor, e: Exponent, loss: Loss, with_e: bool) -> tuple[Tensor, Te
     z = _in_order(z)
     dtype = _compute_dtype(z)
     values, kept = torch.empty(z.shape[0], dtype=dtype), torch.empty((KEPT, z.shape[0]), dtype=dtype)
-    powers, weight = _powers(e, dtype), _weight(loss, dtype)
+    powers, loss = _powers(e, dtype), _in_memory(loss, dtype)
     _call(
         "tamis_loss_forward",
-        *(*_rows(z, powers), *_loss(loss, weight), values.data_ptr(), kept.data_ptr(), int(with_e)),
+        *(*_rows(z, powers, e), *_loss(loss), values.data_ptr(), kept.data_ptr(), int(with_e)),
     )
     return values, kept
 
@@ -92,10 +89,10 @@ def loss_gradient(z: Tensor, kept: Tensor, g: Tensor, e: Exponent, loss: Loss, w
     kept, g = kept.contiguous(), g.to(dtype).contiguous()
     dz = torch.empty(z.shape, dtype=dtype)
     de = torch.empty((z.shape[0], 1), dtype=dtype) if with_e else torch.zeros((z.shape[0], 1), dtype=dtype)
-    powers, weight = _powers(e, dtype), _weight(loss, dtype)
+    powers, loss = _powers(e, dtype), _in_memory(loss, dtype)
     _call(
         "tamis_loss_backward",
-        *(*_rows(z, powers), *_loss(loss, weight), kept.data_ptr(), g.data_ptr(), int(g.numel() > 1)),
+        *(*_rows(z, powers, e), *_loss(loss), kept.data_ptr(), g.data_ptr(), int(g.numel() > 1)),
         *(dz.data_ptr(), de.data_ptr() if with_e else None),
     )
     return dz, de
@@ -104,7 +101,10 @@ def loss_gradient(z: Tensor, kept: Tensor, g: Tensor, e: Exponent, loss: Loss, w
 def _call(name: str, *arguments: float | None) -> None:
     native = library.load()
     assert native is not None
-    if getattr(native, name)(*arguments):
+    error = getattr(native, name)(*arguments)
+    if error == 2:
+        raise IndexError("target is out of bounds")
+    if error:
         raise MemoryError(f"{name}: memory ran out")
 
 
@@ -121,15 +121,22 @@ def _powers(e: Exponent, dtype: torch.dtype) -> Tensor:
     return e.to(dtype).contiguous() if isinstance(e, Tensor) else torch.tensor([e], dtype=dtype)
 
 
-def _rows(z: Tensor, powers: Tensor) -> tuple[int, ...]:
+def _rows(z: Tensor, powers: Tensor, e: Exponent) -> tuple[int, ...]:
     layout = (z.data_ptr(), DTYPES[z.dtype], z.stride(0), *z.shape)
-    return (*layout, powers.data_ptr(), int(powers.numel() == 1))
+    return (*layout, powers.data_ptr(), _is_shared(e))
 
 
-def _weight(loss: Loss, dtype: torch.dtype) -> Tensor | None:
-    return None if loss.weight is None else loss.weight.to(dtype).contiguous()
+def _is_shared(e: Exponent) -> int:
+    """Whether all rows have one alpha.  A tensor never tells: alone, a row would be solved in another way."""
+    return int(not isinstance(e, Tensor))
 
 
-def _loss(loss: Loss, weight: Tensor | None) -> tuple[float | None, ...]:
-    target = None if loss.target is None else loss.target.data_ptr()
-    return (target, None if weight is None else weight.data_ptr(), loss.ignore_index, loss.label_smoothing)
+def _in_memory(loss: Loss, dtype: torch.dtype) -> Loss:
+    """The same, as the kernels read it."""
+    target = None if loss.target is None else loss.target.contiguous()
+    return loss._replace(target=target, weight=None if loss.weight is None else loss.weight.to(dtype).contiguous())
+
+
+def _loss(loss: Loss) -> tuple[float | None, ...]:
+    target, weight = (None if x is None else x.data_ptr() for x in loss[:2])
+    return (target, weight, loss.ignore_index, loss.label_smoothing)

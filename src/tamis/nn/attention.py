@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+import math
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -31,6 +32,8 @@ class Attention(nn.Module):
         memory_dim: width of what cross-attention reads; embed_dim by default.
         bias: whether the projections have one.
         dropout: of the weights, in training.
+        initial_spread: draws the projections so that inputs of unit variance start with scores of this standard
+            deviation; by default they start as `nn.Linear` does.
     """
 
     def __init__(
@@ -45,6 +48,7 @@ class Attention(nn.Module):
         memory_dim: int | None = None,
         bias: bool = True,
         dropout: float = 0.0,
+        initial_spread: float | None = None,
     ) -> None:
         super().__init__()
         check_heads(num_heads, embed_dim if head_dim is None else None)
@@ -65,6 +69,8 @@ class Attention(nn.Module):
         self.k_proj = nn.Linear(memory_dim, num_kv_heads * self.head_dim, bias=bias)
         self.v_proj = nn.Linear(memory_dim, num_kv_heads * self.head_dim, bias=bias)
         self.out_proj = nn.Linear(num_heads * self.head_dim, embed_dim, bias=bias)
+        if initial_spread is not None:
+            start_with_spread(self, initial_spread)
 
     def forward(
         self,
@@ -198,6 +204,24 @@ def mechanism_of_layer(mechanism: Mechanism | None, embed_dim: int, num_heads: i
         )
     mechanism.check_layer(embed_dim, num_heads, head_dim)
     return mechanism
+
+
+class ScoreProjections(Protocol):
+    """A layer that can say what makes its queries and keys."""
+
+    def score_projections(self) -> tuple[list[Tensor], list[Tensor]]: ...
+
+
+@torch.no_grad()
+def start_with_spread(layer: ScoreProjections, spread: float) -> None:
+    """Draw the projections of queries and keys so that inputs of unit variance have scores of this spread."""
+    if isinstance(spread, bool) or not isinstance(spread, int | float) or not 0.0 < spread < math.inf:
+        raise ValueError(f"initial_spread must be a number above 0, got {spread!r}")
+    for weight, *biases in layer.score_projections():
+        bound = math.sqrt(3.0 * spread / weight.shape[1])  # each row has the variance `spread` then
+        nn.init.uniform_(weight, -bound, bound)
+        for bias in biases:
+            nn.init.zeros_(bias)
 
 
 def merge_key_mask(attn_mask: Tensor | None, key_mask: Tensor) -> Tensor:

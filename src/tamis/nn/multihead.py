@@ -13,15 +13,16 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from tamis.mechanisms import Mechanism
-from tamis.nn.attention import mechanism_of_layer
+from tamis.nn.attention import mechanism_of_layer, start_with_spread
 from tamis.settings import check_heads
 
 
 class MultiheadAttention(nn.Module):
     """A drop-in for `nn.MultiheadAttention(..., batch_first=True)`, with its arguments, state_dict names and results.
 
-    Only `mechanism` is new.  `add_bias_kv` and `add_zero_attn` are not supported.  As in torch, weights that are asked
-    for in training come after dropout, and the output is made of them.
+    Only `mechanism` and `initial_spread` are new, which are those of :class:`Attention`.  `add_bias_kv` and
+    `add_zero_attn` are not supported.  As in torch, weights that are asked for in training come after dropout, and the
+    output is made of them.
     """
 
     # nn.TransformerEncoderLayer has a fused path of its own that would bypass the mechanism; it asks this first.
@@ -48,6 +49,7 @@ class MultiheadAttention(nn.Module):
         dtype: torch.dtype | None = None,
         *,
         mechanism: Mechanism | None = None,
+        initial_spread: float | None = None,
     ) -> None:
         super().__init__()
         check_heads(num_heads, embed_dim)
@@ -71,6 +73,7 @@ class MultiheadAttention(nn.Module):
             self.v_proj_weight = nn.Parameter(torch.empty(embed_dim, self.vdim, **factory))
         self.in_proj_bias = nn.Parameter(torch.empty(3 * embed_dim, **factory)) if bias else None
         self.out_proj = nn.Linear(embed_dim, embed_dim, bias=bias, **factory)
+        self.initial_spread = initial_spread
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
@@ -80,6 +83,8 @@ class MultiheadAttention(nn.Module):
         if self.in_proj_bias is not None:
             nn.init.zeros_(self.in_proj_bias)
             nn.init.zeros_(self.out_proj.bias)
+        if self.initial_spread is not None:
+            start_with_spread(self, self.initial_spread)
 
     def forward(
         self,

@@ -149,7 +149,8 @@ def _spread(query: Tensor, key: Tensor, options: Mapping[str, Any]) -> Tensor:
     about = {name: value for name, value in options.items() if name in _OF_SCORES}
     _, visible = functional.attention_scores(query, key, **about)
     groups = query.shape[1] // key.shape[1]
-    scale = options.get("scale") or query.shape[-1] ** -0.5
+    scale = options.get("scale")
+    scale = query.shape[-1] ** -0.5 if scale is None else scale
     scores = query.double() @ key.double().repeat_interleave(groups, 1).mT * scale
     visible = visible.expand(scores.shape)
     count = visible.sum(-1, keepdim=True)

@@ -6,7 +6,7 @@ Muon: An optimizer for hidden layers in neural networks, Jordan et al. 2024, htt
     with the singular value decomposition N = U S V^T
 
 Directions that are rare in a batch get a step as large as the common ones.  Associative recall, whose pairs are each
-rare, has a third of AdamW's loss after as many steps (docs/results.md).
+rare, has a third of AdamW's loss after as many steps (docs/notebook/mqmtar.md).
 
 U V^T comes from five steps of Newton and Schulz with the coefficients of the paper, which bring singular values of
 0.2 % of the norm and more to between 0.68 and 1.21: near enough.  Matrices of one shape go through them together, as a

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from tamis.data.batching import Position, Prefetcher
-from tamis.mechanisms.entmax import LearnedAlpha
+from tamis.mechanisms import Mechanism
 from tamis.models.pretrained import CONFIG, PretrainedModel
 from tamis.nn.layers import TransformerLayer
 from tamis.training import distributed, guards
@@ -238,11 +238,12 @@ class Trainer:
     @torch.no_grad()
     def _alphas(self) -> dict[str, Tensor]:
         """Every learned alpha, by the name of its attention layer."""
-        found = {
-            name.removesuffix(".mechanism.alpha"): module()
+        asked = {
+            name.removesuffix(".mechanism"): module.learned_alphas()
             for name, module in self.model.named_modules()
-            if isinstance(module, LearnedAlpha)
+            if isinstance(module, Mechanism)
         }
+        found = {name: alphas for name, alphas in asked.items() if alphas is not None}
         return distributed.whole(found)
 
     def _validate(self) -> None:

@@ -20,29 +20,42 @@ Deviation from the paper: its closed form in alpha cancels near alpha = 1, hence
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from tamis.native import rows as kernels
+from tamis.transforms.dispatch import transforming, unwatched
 from tamis.transforms.solver import Power, compute_dtype, row_blocks, smallest_log, solve_rows
 
 LOWEST, HIGHEST = 2.0**-23 - 1.0, 1e30
 """Of e: what fp32 can tell from its limits."""
+RowMethod = Callable[..., tuple[Tensor, Tensor]]
+"""Of tensors with a row for each, and e last."""
 _SERIES = {torch.float32: (0.3, 8), torch.float64: (0.5, 18)}  # |t| below which k(t) is summed, and the terms needed
 
 
-def entmax_weights(z: Tensor, e: Power) -> Tensor:
-    """Weights over the last dim of z, in the compute dtype.  e: a number, or a tensor (..., 1) with all dims of z."""
-    return _apply(_Entmax, z, e)[0]
+def entmax_weights(z: Tensor, e: Power, native: bool = False) -> Tensor:
+    """Weights over the last dim of z, in the compute dtype.  e: a number, or a tensor (..., 1) with all dims of z.
+
+    `native`: by the C++ kernels, where alpha lies in [1, 2].
+    """
+    if _is_direct(z) and not (
+        torch.is_grad_enabled() and (z.requires_grad or (isinstance(e, Tensor) and e.requires_grad))
+    ):
+        return _forward(z, *_parts(e), native)[0]
+    return _apply(_Entmax, z, e, native)[0]
 
 
-def entmax_conjugate(z: Tensor, e: Power) -> Tensor:
+def entmax_conjugate(z: Tensor, e: Power, native: bool = False) -> Tensor:
     """max over the simplex of <p, z> + H_alpha(p), (..., 1), for rows whose largest score is 0.
 
     Its gradient in z is alpha-entmax(z); the Fenchel-Young losses are built on it.
     """
-    return _apply(_EntmaxConjugate, z, e)[0]
+    return _apply(_EntmaxConjugate, z, e, native)[0]
 
 
 def limited(e: Power) -> Power:
@@ -57,10 +70,19 @@ def is_free(e: Tensor) -> Tensor:
     return (e >= LOWEST) & (e <= HIGHEST)
 
 
-def _apply(function: Any, z: Tensor, e: Power) -> Any:
+def _apply(function: Any, z: Tensor, e: Power, native: bool) -> Any:
     # torch.compile refuses a Function that defines forward-mode derivatives; elsewhere they come for free.
     function = function if torch.compiler.is_compiling() else function.with_jvp
-    return function.apply(z, e, None) if isinstance(e, Tensor) else function.apply(z, None, float(e))
+    return function.apply(z, *_parts(e), native)
+
+
+def _parts(e: Power) -> tuple[Tensor | None, float | None]:
+    return (e, None) if isinstance(e, Tensor) else (None, float(e))
+
+
+def _is_direct(z: Tensor) -> bool:
+    """Whether an operation's implementation may be called in its place, which is faster."""
+    return unwatched(z) and transforming() is None
 
 
 # ---------------------------------------------------------------------------------------------------------------
@@ -70,8 +92,8 @@ def _apply(function: Any, z: Tensor, e: Power) -> Any:
 def entmax_vjp(p: Tensor, e: Power, floor: Tensor, g: Tensor) -> Tensor:
     """s (g - <s, g> / sum s), exact for every alpha > 0.
 
-    Beyond alpha = 2, s = p^(2 - alpha) is largest where p is smallest, and may overflow.  So the average is taken
-    under softmax weights, g is measured from its value at the largest s, and that entry follows from the zero sum.
+    Beyond alpha = 2, s = p^(2 - alpha) is largest where p is smallest, and what overflows saturates.  The average is
+    taken under softmax weights, g is measured from its value at the largest s, whose entry follows from the zero sum.
     """
     keep = ~(p <= floor)  # NaN stays
     log_s = (1.0 - e) * torch.where(keep, p, 1.0).log()
@@ -85,7 +107,8 @@ def entmax_vjp(p: Tensor, e: Power, floor: Tensor, g: Tensor) -> Tensor:
     g = g - torch.where(anchor, g, 0.0).sum(-1, keepdim=True)
     mean = (share * g).sum(-1, keepdim=True) / torch.where(total > 0.0, total, 1.0)
     s = torch.where(keep, log_s.clamp(max=-smallest_log(p.dtype)).exp(), 0.0)
-    grad = torch.where(anchor, 0.0, s * (g - mean))
+    most = torch.finfo(p.dtype).max / max(1, p.shape[-1])  # so that what overflows adds up to a number
+    grad = torch.where(anchor, 0.0, (s * (g - mean)).clamp(-most, most))
     return torch.where(anchor, -grad.sum(-1, keepdim=True), grad)
 
 
@@ -136,53 +159,89 @@ def reduce_to(rows: Tensor, e: Tensor) -> Tensor:
 
 
 # ---------------------------------------------------------------------------------------------------------------
-# Opaque operations: block loops that torch.compile and torch.func call and never look into
+# Opaque operations: loops over rows that torch.compile and torch.func call and never look into
 
 
-@torch.library.custom_op("tamis::entmax_forward", mutates_args=())
-def _forward_op(z: Tensor, e: Tensor | None, e_value: float | None) -> tuple[Tensor, Tensor]:
+def _forward(z: Tensor, e: Tensor | None, e_value: float | None, native: bool) -> tuple[Tensor, Tensor]:
     if z.numel() == 0:
         dtype = compute_dtype(z.dtype)
         return z.new_zeros(z.shape, dtype=dtype), z.new_zeros((*z.shape[:-1], 1), dtype=dtype)
-    p, floor = solve_rows(z.reshape(-1, z.shape[-1]), _power_rows(z, e, e_value))
+    rows, power = z.reshape(-1, z.shape[-1]), power_rows(z, e, e_value)
+    p, floor = in_parts(kernels.solve, solve_rows, power, rows) if native else solve_rows(rows, power)
     return p.view(z.shape), floor.view(*z.shape[:-1], 1)
 
 
+_forward_op = torch.library.custom_op("tamis::entmax_forward", mutates_args=())(_forward)
+
+
 @_forward_op.register_fake
-def _(z: Tensor, e: Tensor | None, e_value: float | None) -> tuple[Tensor, Tensor]:
+def _(z: Tensor, e: Tensor | None, e_value: float | None, native: bool) -> tuple[Tensor, Tensor]:
     dtype = compute_dtype(z.dtype)
     return z.new_empty(z.shape, dtype=dtype), z.new_empty((*z.shape[:-1], 1), dtype=dtype)
 
 
-@torch.library.custom_op("tamis::entmax_backward", mutates_args=())
-def _backward_op(
-    p: Tensor, e: Tensor | None, e_value: float | None, floor: Tensor, g: Tensor, alpha_grad: bool
+def _backward(
+    p: Tensor, e: Tensor | None, e_value: float | None, floor: Tensor, g: Tensor, alpha_grad: bool, native: bool
 ) -> tuple[Tensor, Tensor]:
     """The score gradient and, per row, the alpha gradient (zeros unless asked for)."""
     if p.numel() == 0:
         return torch.zeros_like(p), torch.zeros_like(floor)
-    n = p.shape[-1]
-    power = _power_rows(p, e, e_value)
-    rows, floors, grads = p.reshape(-1, n), floor.reshape(-1, 1), g.reshape(-1, n)
-    dz = torch.empty_like(rows)
-    de = torch.zeros_like(floors)
-    blocks = row_blocks(rows)
-    scratch = torch.empty(2, *rows[blocks[0]].shape, dtype=p.dtype, device=p.device)
-    for block in blocks:
-        e_block = power[block] if isinstance(power, Tensor) else power
-        p_block, dz_block = rows[block], dz[block]
-        first, second = scratch[:, : p_block.shape[0]]
-        vjp_rows(p_block, e_block, floors[block], grads[block].to(p.dtype), dz_block, first)
-        if alpha_grad:
-            de[block] = alpha_gradient_rows(p_block, e_block, dz_block, (first, second))
+    n, power = p.shape[-1], power_rows(p, e, e_value)
+    rows = p.reshape(-1, n), floor.reshape(-1, 1), g.reshape(-1, n)
+    plain, fast = partial(_gradient_rows, with_e=alpha_grad), partial(kernels.gradient, with_e=alpha_grad)
+    dz, de = in_parts(fast, plain, power, *rows) if native else plain(*rows, power)
     return dz.view(p.shape), de.view(floor.shape)
+
+
+_backward_op = torch.library.custom_op("tamis::entmax_backward", mutates_args=())(_backward)
 
 
 @_backward_op.register_fake
 def _(
-    p: Tensor, e: Tensor | None, e_value: float | None, floor: Tensor, g: Tensor, alpha_grad: bool
+    p: Tensor,
+    e: Tensor | None,
+    e_value: float | None,
+    floor: Tensor,
+    g: Tensor,
+    alpha_grad: bool,
+    native: bool,
 ) -> tuple[Tensor, Tensor]:
     return torch.empty_like(p), torch.empty_like(floor)
+
+
+def in_parts(fast: RowMethod, plain: RowMethod, power: Power, *rows: Tensor) -> tuple[Tensor, Tensor]:
+    """What `fast` gives of the rows whose alpha lies in [1, 2], and `plain` of the others.
+
+    Which method a row meets depends on its own alpha alone.
+    """
+    if not isinstance(power, Tensor):
+        return (fast if kernels.fits(power) else plain)(*rows, power)
+    inside = kernels.fits(power)
+    if bool(inside.all()):
+        return fast(*rows, power)
+    own = (inside.squeeze(-1).nonzero().squeeze(-1), fast), ((~inside).squeeze(-1).nonzero().squeeze(-1), plain)
+    parts = [(index, method(*(x[index] for x in rows), power[index])) for index, method in own if index.numel()]
+    wholes = [first.new_empty(len(power), first.shape[-1]) for first in parts[0][1]]
+    for index, found in parts:
+        for whole, part in zip(wholes, found, strict=True):
+            whole[index] = part
+    return wholes[0], wholes[1]
+
+
+def _gradient_rows(p: Tensor, floor: Tensor, g: Tensor, power: Power, with_e: bool) -> tuple[Tensor, Tensor]:
+    """Block by block: the gradient of the scores (rows, n) and that of alpha (rows, 1)."""
+    dz = torch.empty_like(p)
+    de = torch.zeros_like(floor)
+    blocks = row_blocks(p)
+    scratch = torch.empty(2, *p[blocks[0]].shape, dtype=p.dtype, device=p.device)
+    for block in blocks:
+        e_block = power[block] if isinstance(power, Tensor) else power
+        p_block, dz_block = p[block], dz[block]
+        first, second = scratch[:, : p_block.shape[0]]
+        vjp_rows(p_block, e_block, floor[block], g[block].to(p.dtype), dz_block, first)
+        if with_e:
+            de[block] = alpha_gradient_rows(p_block, e_block, dz_block, (first, second))
+    return dz, de
 
 
 def vjp_rows(p: Tensor, e: Power, floor: Tensor, g: Tensor, out: Tensor, scratch: Tensor) -> None:
@@ -223,7 +282,7 @@ def alpha_gradient_rows(p: Tensor, e: Power, dz: Tensor, scratch: tuple[Tensor, 
     return gradient
 
 
-def _power_rows(z: Tensor, e: Tensor | None, e_value: float | None) -> Power:
+def power_rows(z: Tensor, e: Tensor | None, e_value: float | None) -> Power:
     """e as one number or one per row (rows, 1), checked where its values are known."""
     if e is None:
         assert e_value is not None
@@ -242,21 +301,29 @@ def _to_front(x: Tensor, batch_dim: int | None) -> Tensor:
 
 
 @_forward_op.register_vmap
-def _(info: Any, in_dims: Any, z: Tensor, e: Tensor | None, e_value: float | None) -> Any:
+def _(info: Any, in_dims: Any, z: Tensor, e: Tensor | None, e_value: float | None, native: bool) -> Any:
     z = _to_front(z, in_dims[0]).expand(info.batch_size, *[-1] * (z.ndim - (in_dims[0] is not None)))
     e = None if e is None else _to_front(e, in_dims[1])
-    return _forward_op(z, e, e_value), (0, 0)
+    return _forward_op(z, e, e_value, native), (0, 0)
 
 
 @_backward_op.register_vmap
 def _(
-    info: Any, in_dims: Any, p: Tensor, e: Tensor | None, e_value: Any, floor: Tensor, g: Tensor, alpha_grad: bool
+    info: Any,
+    in_dims: Any,
+    p: Tensor,
+    e: Tensor | None,
+    e_value: Any,
+    floor: Tensor,
+    g: Tensor,
+    alpha_grad: bool,
+    native: bool,
 ) -> Any:
     p, floor, g = torch.broadcast_tensors(
         _to_front(p, in_dims[0]), _to_front(floor, in_dims[3]), _to_front(g, in_dims[4])
     )
     e = None if e is None else _to_front(e, in_dims[1])
-    return _backward_op(p, e, e_value, floor[..., :1], g, alpha_grad), (0, 0)
+    return _backward_op(p, e, e_value, floor[..., :1], g, alpha_grad, native), (0, 0)
 
 
 # ---------------------------------------------------------------------------------------------------------------
@@ -270,8 +337,8 @@ class _Entmax(torch.autograd.Function):
     with_jvp: type[torch.autograd.Function]
 
     @staticmethod
-    def forward(z: Tensor, e: Tensor | None, e_value: float | None) -> tuple[Tensor, Tensor]:
-        return _forward_op(z, e, e_value)
+    def forward(z: Tensor, e: Tensor | None, e_value: float | None, native: bool) -> tuple[Tensor, Tensor]:
+        return (_forward if _is_direct(z) else _forward_op)(z, e, e_value, native)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
@@ -283,7 +350,7 @@ class _Entmax(torch.autograd.Function):
     def backward(ctx: Any, g: Tensor, _: Any) -> Any:
         p, floor, e = ctx.saved_tensors
         dz, de = _gradients(ctx, p, floor, e, g)
-        return dz, de, None
+        return dz, de, None, None
 
 
 class _EntmaxConjugate(torch.autograd.Function):
@@ -293,8 +360,8 @@ class _EntmaxConjugate(torch.autograd.Function):
     with_jvp: type[torch.autograd.Function]
 
     @staticmethod
-    def forward(z: Tensor, e: Tensor | None, e_value: float | None) -> tuple[Tensor, Tensor, Tensor]:
-        p, floor = _forward_op(z, e, e_value)
+    def forward(z: Tensor, e: Tensor | None, e_value: float | None, native: bool) -> tuple[Tensor, Tensor, Tensor]:
+        p, floor = (_forward if _is_direct(z) else _forward_op)(z, e, e_value, native)
         power = _away_from_zero(e_value if e is None else e)  # type: ignore[arg-type]
         theta = -torch.where(p.amax(-1, keepdim=True) > 0.0, p.amax(-1, keepdim=True), 1.0).log()
         mean = torch.where(p > 0.0, p * z.to(p.dtype), 0.0).sum(-1, keepdim=True)
@@ -319,7 +386,7 @@ class _EntmaxConjugate(torch.autograd.Function):
             if e is not None and ctx.needs_input_grad[1]:
                 slope = reduce_to(g * _conjugate_alpha(p, e), e)
                 de = slope if de is None else de + slope
-        return (None if dz is None else dz.to(ctx.dtype)), de, None
+        return (None if dz is None else dz.to(ctx.dtype)), de, None, None
 
 
 def _conjugate_alpha(p: Tensor, e: Power) -> Tensor:
@@ -328,7 +395,7 @@ def _conjugate_alpha(p: Tensor, e: Power) -> Tensor:
 
 
 def _save(ctx: Any, p: Tensor, floor: Tensor, inputs: Any) -> None:
-    z, e, ctx.e_value = inputs
+    z, e, ctx.e_value, ctx.native = inputs
     ctx.dtype = z.dtype
     ctx.save_for_backward(p, floor, e)
     ctx.save_for_forward(p, floor, e)
@@ -342,7 +409,7 @@ def _gradients(ctx: Any, p: Tensor, floor: Tensor, e: Tensor | None, g: Tensor) 
         dz = entmax_vjp(p, power, floor, g)
         de = -(curvature(p, power) * dz).sum(-1, keepdim=True) if alpha_grad else None
     else:
-        dz, de = _backward_op(p, e, ctx.e_value, floor, g, alpha_grad)
+        dz, de = (_backward if _is_direct(g) else _backward_op)(p, e, ctx.e_value, floor, g, alpha_grad, ctx.native)
     return dz.to(ctx.dtype), reduce_to(de, e) if alpha_grad else None  # type: ignore[arg-type]
 
 
@@ -360,13 +427,13 @@ def _tangent(ctx: Any, dz: Tensor | None, de: Tensor | None) -> tuple[Tensor, Te
 
 class _EntmaxJvp(_Entmax):
     @staticmethod
-    def jvp(ctx: Any, dz: Tensor | None, de: Tensor | None, _: Any) -> Any:
+    def jvp(ctx: Any, dz: Tensor | None, de: Tensor | None, *_: Any) -> Any:
         return _tangent(ctx, dz, de)[0], None
 
 
 class _EntmaxConjugateJvp(_EntmaxConjugate):
     @staticmethod
-    def jvp(ctx: Any, dz: Tensor | None, de: Tensor | None, _: Any) -> Any:
+    def jvp(ctx: Any, dz: Tensor | None, de: Tensor | None, *_: Any) -> Any:
         tangent, p, power = _tangent(ctx, dz, de)
         value = torch.zeros_like(p[..., :1])
         if dz is not None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import numbers
+import sys
 from collections.abc import Sequence
 from typing import Any
 
@@ -39,9 +41,40 @@ def row_parameter(
         return _tensor_parameter(name, value, shape, dtype, dim, subtract)
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise TypeError(f"{name} must be a number or a tensor, got {type(value).__name__}")
-    if not (above <= value if inclusive else above < value) or not value < math.inf:
-        raise ValueError(f"{name} must be a finite number {'of ' * inclusive}{bound}, got {value}")
+    if not (above <= value if inclusive else above < value) or not value <= sys.float_info.max:
+        raise ValueError(f"{name} must be a finite number {'of ' * inclusive}{bound}, got {shown(value)}")
     return float(value) - subtract
+
+
+def number(name: str, value: Any, low: float = -sys.float_info.max, high: float = sys.float_info.max) -> float:
+    """A number that is no parameter: a tensor would lose its gradient, so none is taken."""
+    if isinstance(value, torch.SymFloat | torch.SymInt):  # torch.compile may know it as a symbol only
+        return value  # type: ignore[return-value]
+    if isinstance(value, Tensor):
+        raise TypeError(f"{name} must be a number, got a tensor: it would have no gradient")
+    if isinstance(value, bool) or not isinstance(value, numbers.Real):
+        raise TypeError(f"{name} must be a number, got {type(value).__name__}")
+    try:
+        found = float(value)
+    except OverflowError:
+        found = math.inf
+    if not low <= found <= high:
+        bound = "be finite" if low == -sys.float_info.max else f"be finite and at least {low:g}"
+        wanted = bound if high == sys.float_info.max else f"lie in [{low:g}, {high:g}]"
+        raise ValueError(f"{name} must {wanted}, got {shown(value)}")
+    return found
+
+
+def switch(name: str, value: Any) -> bool:
+    """True or False, and not what Python takes for it."""
+    if not isinstance(value, bool | torch.SymBool):
+        raise TypeError(f"{name} must be True or False, got {value!r}")
+    return value  # type: ignore[return-value]
+
+
+def shown(value: Any) -> str:
+    """A number for a message; whole numbers of hundreds of digits in short."""
+    return f"about 2**{value.bit_length()}" if isinstance(value, int) and value.bit_length() > 64 else str(value)
 
 
 def _tensor_parameter(

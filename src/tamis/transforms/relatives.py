@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tamis.transforms.entmax import entmax_weights
+from tamis.transforms.entmax import entmax_weights, reduce_to
 from tamis.transforms.solver import compute_dtype, last_that_holds
 
 
@@ -74,7 +74,9 @@ def budgetmax_weights(z: Tensor, budget: float | Tensor) -> Tensor:
     """Weights over the last dim.  budget: a number, or a tensor (..., 1) with z's number of dims."""
     if not isinstance(budget, Tensor):
         budget = torch.full((1,) * z.ndim, float(budget), dtype=compute_dtype(z.dtype), device=z.device)
-    return _Budgetmax.apply(z, budget)
+    # torch.compile refuses a Function that defines forward-mode derivatives; elsewhere they come for free.
+    function = _Budgetmax if torch.compiler.is_compiling() else _BudgetmaxJvp
+    return function.apply(z, budget)
 
 
 @torch.library.custom_op("tamis::budgetmax_forward", mutates_args=())
@@ -159,11 +161,30 @@ class _Budgetmax(torch.autograd.Function):
         # Weights strictly between 0 and 1 move with their scores; +inf does not, though it may share a weight.
         inside = (output > 0.0) & (output < 1.0) & (z != math.inf)
         ctx.save_for_backward(inside, budget)
+        ctx.save_for_forward(inside, budget)
 
     @staticmethod
     def backward(ctx: Any, g: Tensor) -> Any:
         inside, budget = ctx.saved_tensors
-        g = torch.where(inside, g, 0.0)
-        mean = g.sum(-1, keepdim=True) / inside.sum(-1, keepdim=True).clamp(min=1)
-        dims = [i for i, size in enumerate(budget.shape) if size == 1 and mean.shape[i] != 1]
-        return torch.where(inside, g - mean, 0.0).to(ctx.dtype), mean.sum(dims, keepdim=True) if dims else mean
+        dz, mean = _centred(inside, g)
+        return dz.to(ctx.dtype), reduce_to(mean, budget)
+
+
+class _BudgetmaxJvp(_Budgetmax):
+    @staticmethod
+    def jvp(ctx: Any, dz: Tensor | None, d_budget: Tensor | None) -> Tensor:
+        inside, _ = ctx.saved_tensors
+        tangent = torch.zeros(inside.shape, dtype=compute_dtype(ctx.dtype), device=inside.device)
+        if dz is not None:
+            tangent = tangent + _centred(inside, dz.to(tangent.dtype))[0]
+        if d_budget is not None:
+            share = d_budget / inside.sum(-1, keepdim=True).clamp(min=1)
+            tangent = tangent + torch.where(inside, share, 0.0)
+        return tangent
+
+
+def _centred(inside: Tensor, g: Tensor) -> tuple[Tensor, Tensor]:
+    """The Jacobian in the scores, which is symmetric, times g; and the mean of g, its derivative in the budget."""
+    g = torch.where(inside, g, 0.0)
+    mean = g.sum(-1, keepdim=True) / inside.sum(-1, keepdim=True).clamp(min=1)
+    return torch.where(inside, g - mean, 0.0), mean

@@ -275,12 +275,12 @@ def test_registered():
     e = torch.full((3, 1), 0.4)
     state = torch.ops.tamis.rows_forward(z, e, 0.0)[1]
     target, weight = torch.tensor([1, -100, 3]), torch.rand(20)
-    loss_state = torch.ops.tamis.rows_loss_forward(z, e, 0.0, target, weight, -100, 0.1, True)[1]
+    loss_state = torch.ops.tamis.rows_loss_forward(z, e, 0.0, target, weight, -100, 0.1, True, False)[1]
     for op, arguments in {
         torch.ops.tamis.rows_forward: (z, e, 0.0),
         torch.ops.tamis.rows_backward: (z, state, z, e, 0.0, False, True),
-        torch.ops.tamis.rows_loss_forward: (z, None, 0.5, None, None, 0, 0.0, False),
-        torch.ops.tamis.rows_loss_backward: (z, loss_state, z[:, 0], e, 0.0, target, weight, -100, 0.1, True),
+        torch.ops.tamis.rows_loss_forward: (z, None, 0.5, None, None, 0, 0.0, False, False),
+        torch.ops.tamis.rows_loss_backward: (z, loss_state, z[:, 0], e, 0.0, target, weight, -100, 0.1, True, False),
     }.items():
         torch.library.opcheck(op, arguments, test_utils=("test_schema", "test_faketensor"))
 
@@ -302,7 +302,7 @@ def test_compiles_without_graph_breaks():
 
 def test_backend_is_checked_and_obstacles_are_named(monkeypatch):
     z = torch.randn(3, 20)
-    with pytest.raises(ValueError, match="backend must be one of auto, reference, triton"):
+    with pytest.raises(ValueError, match="backend must be one of auto, reference, native, triton"):
         tamis.entmax(z, backend="cuda")
     with pytest.raises(RuntimeError, match="fp16, bf16 and fp32"):
         tamis.entmax(z.double(), backend="triton")

@@ -1,7 +1,8 @@
-"""Row transforms as operations of torch: when the kernels can run, launching them, and their gradients.
+"""Row transforms as operations of torch: when the GPU kernels can run, launching them, and their gradients.
 
-Opaque to torch.compile, without synchronisation.  What is asked for a second derivative gets it from the plain
-operations of `tamis.transforms`.  Triton is imported by the first launch.
+The losses have kernels for CPUs too; weights by those are in `tamis.transforms.entmax`.  Opaque to torch.compile,
+without synchronisation.  What is asked for a second derivative gets it from the plain operations of
+`tamis.transforms`.  Triton is imported by the first launch.
 """
 
 from __future__ import annotations
@@ -14,7 +15,9 @@ import torch
 from torch import Tensor
 
 from tamis.kernels.runtime.support import empty_like, tensor_obstacle, unwatched
+from tamis.native import rows as native_rows
 from tamis.transforms import losses
+from tamis.transforms.dispatch import is_batched
 from tamis.transforms.entmax import (
     curvature,
     entmax_conjugate,
@@ -22,9 +25,10 @@ from tamis.transforms.entmax import (
     entmax_weights,
     is_free,
     limited,
+    power_rows,
     reduce_to,
 )
-from tamis.transforms.solver import Power
+from tamis.transforms.solver import Power, compute_dtype
 
 MAX_WIDTH = 131072
 STATE, LOSS_STATE = 4, 7
@@ -48,10 +52,10 @@ def weights(z: Tensor, e: Power) -> Tensor:
     return (_forward if unwatched(z) else weights_forward)(z, tensor, value)[0]
 
 
-def conjugate(z: Tensor, e: Power) -> Tensor:
-    """What `entmax_conjugate` gives."""
+def conjugate(z: Tensor, e: Power, native: bool = False) -> Tensor:
+    """What `entmax_conjugate` gives; `native`: on a CPU, for alphas in [1, 2]."""
     tensor, value = _parts(e)
-    return _Conjugate.apply(z, tensor, value)
+    return _Conjugate.apply(z, tensor, value, native)
 
 
 def class_loss(
@@ -62,10 +66,11 @@ def class_loss(
     ignore_index: int,
     label_smoothing: float,
     reduction: str,
+    native: bool = False,
 ) -> Tensor:
     """What `losses.class_loss` gives, reduced, in the dtype of z; `weight` gets no gradient."""
     tensor, value = _parts(e)
-    return _ClassLoss.apply(z, tensor, value, target, weight, ignore_index, label_smoothing, reduction)
+    return _ClassLoss.apply(z, tensor, value, target, weight, ignore_index, label_smoothing, reduction, native)
 
 
 def _parts(e: Power) -> tuple[Tensor | None, float]:
@@ -82,13 +87,13 @@ def _empty_weights(z: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _empty_losses(z: Tensor) -> tuple[Tensor, Tensor]:
-    shape = z.shape[:-1]
-    return z.new_empty(shape, dtype=torch.float32), z.new_empty((LOSS_STATE, *shape), dtype=torch.float32)
+    shape, dtype = z.shape[:-1], compute_dtype(z.dtype)
+    return z.new_empty(shape, dtype=dtype), z.new_empty((LOSS_STATE, *shape), dtype=dtype)
 
 
 def _empty_gradients(source: Tensor, with_e: bool) -> tuple[Tensor, Tensor]:
     shape = (*source.shape[:-1], 1) if with_e else (0,)
-    return empty_like(source), source.new_empty(shape, dtype=torch.float32)
+    return empty_like(source), source.new_empty(shape, dtype=compute_dtype(source.dtype))
 
 
 def _forward(z: Tensor, e: Tensor | None, e_value: float) -> tuple[Tensor, Tensor]:
@@ -125,12 +130,17 @@ def _loss_forward(
     ignore_index: int,
     label_smoothing: float,
     with_e: bool,
+    native: bool,
 ) -> tuple[Tensor, Tensor]:
     """Losses of the rows, or without a target their conjugates, (...), and their states, (7, ...)."""
-    from tamis.kernels.rows import launch
-
     values, state = _empty_losses(z)
+    if z.numel() and native:
+        options = native_rows.Loss(target, weight, ignore_index, label_smoothing)
+        found = native_rows.losses(z.reshape(-1, z.shape[-1]), power_rows(z, e, e_value), options, with_e)
+        return found[0].view_as(values), found[1].view_as(state)
     if z.numel():
+        from tamis.kernels.rows import launch
+
         loss = launch.Loss(target, weight, ignore_index, label_smoothing)
         with torch.cuda.device_of(z):
             launch.solve(z, e, e_value, None, state, values, loss, with_e)
@@ -148,13 +158,19 @@ def _loss_backward(
     ignore_index: int,
     label_smoothing: float,
     with_e: bool,
+    native: bool,
 ) -> tuple[Tensor, Tensor]:
     """What `_backward` gives, of the losses.  g: one number for all, or (...)."""
-    from tamis.kernels.rows import launch
-
+    if z.numel() and native:
+        options = native_rows.Loss(target, weight, ignore_index, label_smoothing)
+        rows = z.reshape(-1, z.shape[-1]), state.reshape(LOSS_STATE, -1), g.reshape(-1), power_rows(z, e, e_value)
+        dz, de = native_rows.loss_gradient(*rows, options, with_e)
+        return dz.view(z.shape).to(z.dtype), de.view(*z.shape[:-1], 1) if with_e else de.new_empty(0)
     dz, de = _empty_gradients(z, with_e)
     if z.numel() == 0:
         return dz, de.zero_()
+    from tamis.kernels.rows import launch
+
     loss = launch.Loss(target, weight, ignore_index, label_smoothing)
     with torch.cuda.device_of(z):
         launch.loss_gradient(z, state, g, dz, de, e, e_value, loss, with_e)
@@ -168,7 +184,7 @@ weights_backward.register_fake(lambda source, *others: _empty_gradients(source, 
 loss_forward = torch.library.custom_op("tamis::rows_loss_forward", _loss_forward, mutates_args=())
 loss_forward.register_fake(lambda z, *_: _empty_losses(z))
 loss_backward = torch.library.custom_op("tamis::rows_loss_backward", _loss_backward, mutates_args=())
-loss_backward.register_fake(lambda z, *others: _empty_gradients(z, others[-1]))
+loss_backward.register_fake(lambda z, *others: _empty_gradients(z, others[-2]))
 
 
 # ---------------------------------------------------------------------------------------------------------------
@@ -209,22 +225,22 @@ class _Conjugate(torch.autograd.Function):
     """(z, e) -> conjugates (..., 1), of rows whose largest score is 0."""
 
     @staticmethod
-    def forward(ctx: Any, z: Tensor, e: Tensor | None, e_value: float) -> Tensor:
+    def forward(ctx: Any, z: Tensor, e: Tensor | None, e_value: float, native: bool) -> Tensor:
         run = _loss_forward if unwatched(z) else loss_forward
-        values, state = run(z, e, e_value, None, None, 0, 0.0, ctx.needs_input_grad[1])
-        ctx.e_value = e_value
+        values, state = run(z, e, e_value, None, None, 0, 0.0, ctx.needs_input_grad[1], native)
+        ctx.e_value, ctx.native = e_value, native
         ctx.save_for_backward(z, state, e)
         return values.unsqueeze(-1)
 
     @staticmethod
     def backward(ctx: Any, g: Tensor) -> Any:
         z, state, e = ctx.saved_tensors
-        if torch.is_grad_enabled():
-            return _plain_gradients(ctx, z, e, lambda power: entmax_conjugate(z, power), g)
+        if torch.is_grad_enabled() or is_batched(g):
+            return *_plain_gradients(ctx, z, e, lambda power: entmax_conjugate(z, power, ctx.native), g), None
         with_e = ctx.needs_input_grad[1]
         run = _loss_backward if unwatched(g) else loss_backward
-        dz, de = run(z, state, g.squeeze(-1), e, ctx.e_value, None, None, 0, 0.0, with_e)
-        return dz, reduce_to(de, e) if with_e else None, None
+        dz, de = run(z, state, g.squeeze(-1), e, ctx.e_value, None, None, 0, 0.0, with_e, ctx.native)
+        return dz, reduce_to(de, e) if with_e else None, None, None
 
 
 class _ClassLoss(torch.autograd.Function):
@@ -241,12 +257,14 @@ class _ClassLoss(torch.autograd.Function):
         ignore_index: int,
         label_smoothing: float,
         reduction: str,
+        native: bool,
     ) -> Tensor:
         run = _loss_forward if unwatched(z) else loss_forward
-        values, state = run(z, e, e_value, target, weight, ignore_index, label_smoothing, ctx.needs_input_grad[1])
+        options = (target, weight, ignore_index, label_smoothing)
+        values, state = run(z, e, e_value, *options, ctx.needs_input_grad[1], native)
         count = state[5].sum() if reduction == "mean" else None
         ctx.save_for_backward(z, state, e, target, weight, count)
-        ctx.e_value, ctx.reduction = e_value, reduction
+        ctx.e_value, ctx.reduction, ctx.native = e_value, reduction, native
         ctx.ignore_index, ctx.label_smoothing = ignore_index, label_smoothing
         loss = losses.reduced(values, count, reduction)
         return loss if loss.dtype == z.dtype else loss.to(z.dtype)
@@ -255,23 +273,27 @@ class _ClassLoss(torch.autograd.Function):
     def backward(ctx: Any, g: Tensor) -> Any:
         z, state, e, target, weight, count = ctx.saved_tensors
         options = (target, weight, ctx.ignore_index, ctx.label_smoothing)
-        if torch.is_grad_enabled():
+        if torch.is_grad_enabled() or is_batched(g):
 
             def plain(power: Power) -> Tensor:
-                values, counts = losses.class_loss(functools.partial(entmax_conjugate, e=power), z, *options)
+                conjugate = functools.partial(entmax_conjugate, e=power, native=ctx.native)
+                values, counts = losses.class_loss(conjugate, z, *options)
                 return losses.reduced(values, counts.sum(), ctx.reduction).to(z.dtype)
 
-            return *_plain_gradients(ctx, z, e, plain, g), None, None, None, None, None
+            return *_plain_gradients(ctx, z, e, plain, g), None, None, None, None, None, None
         with_e = ctx.needs_input_grad[1]
         if count is not None:
             g = g / count
         run = _loss_backward if unwatched(g) else loss_backward
-        dz, de = run(z, state, g, e, ctx.e_value, *options, with_e)
-        return dz, reduce_to(de, e) if with_e else None, None, None, None, None, None, None
+        dz, de = run(z, state, g, e, ctx.e_value, *options, with_e, ctx.native)
+        return dz, reduce_to(de, e) if with_e else None, None, None, None, None, None, None, None
 
 
 def _plain_gradients(ctx: Any, z: Tensor, e: Tensor | None, plain: Any, g: Tensor) -> Any:
-    """Gradients in z and e that can be differentiated again, through the plain operations."""
+    """Gradients in z and e that can be differentiated again, or are many at once, through the plain operations."""
     needed = [x for x, wanted in zip((z, e), ctx.needs_input_grad, strict=False) if wanted and x is not None]
-    found = iter(torch.autograd.grad(plain(ctx.e_value if e is None else limited(e)), needed, g, create_graph=True))
+    again = torch.is_grad_enabled()
+    with torch.enable_grad():
+        value = plain(ctx.e_value if e is None else limited(e))
+    found = iter(torch.autograd.grad(value, needed, g, create_graph=again))
     return *(next(found) if wanted else None for wanted in ctx.needs_input_grad[:2]), None

@@ -9,7 +9,8 @@ import os
 import torch
 from torch import Tensor
 
-from tamis.attention.backend import transforming
+from tamis.transforms.dispatch import transforming
+from tamis.transforms.dispatch import unwatched as unwatched
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 _HAS_TRITON = importlib.util.find_spec("triton") is not None
@@ -42,16 +43,6 @@ def _machine(device: str) -> str | None:
 
 # What torch.compiler.assume_constant_result does; calling that would import the compiler, half the time of an import.
 _machine._dynamo_marked_constant = True  # type: ignore[attr-defined]
-
-
-def unwatched(x: Tensor) -> bool:
-    """Whether nobody sees the difference between an operation and its implementation: no compiler, mode or subclass.
-
-    The way through the dispatcher takes the host longer than all the rest of a call.
-    """
-    if torch.compiler.is_compiling() or type(x) not in (Tensor, torch.nn.Parameter):
-        return False
-    return torch._C._len_torch_dispatch_stack() == 0
 
 
 def dense(x: Tensor | None) -> Tensor | None:

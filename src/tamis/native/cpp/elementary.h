@@ -25,11 +25,14 @@ TAMIS_INLINE FloatVec power_of_two(FloatVec shifted, FloatVec r) {
     return bit_cast<FloatVec>(bit_cast<FloatBits>(y) + (bit_cast<FloatBits>(shifted) << 23));
 }
 
-// 2^x; 0 below -126.  x is at most 127.
-TAMIS_INLINE FloatVec exp2(FloatVec x) {
+// 2^x for x from -126 to 127.
+TAMIS_INLINE FloatVec exp2_normal(FloatVec x) {
     const FloatVec shifted = x + kRound;
-    return choose(x >= -126.0f, power_of_two(shifted, x - (shifted - kRound)), FloatVec{});
+    return power_of_two(shifted, x - (shifted - kRound));
 }
+
+// 2^x; 0 below -126.  x is at most 127.
+TAMIS_INLINE FloatVec exp2(FloatVec x) { return choose(x >= -126.0f, exp2_normal(x), FloatVec{}); }
 
 // e^x; 0 below -87.3.  x is at most 88.
 TAMIS_INLINE FloatVec exp(FloatVec x) {
@@ -62,14 +65,24 @@ TAMIS_INLINE FloatVec log2(FloatVec x) {
     return log2_slope(f) * f + __builtin_convertvector(power >> 23, FloatVec);
 }
 
-// log2(1 + x), exact relative to x.  x is above -1 by at least an ulp of 1, and below 2^20.
-TAMIS_INLINE FloatVec log2_1p(FloatVec x) {
-    const FloatVec u = x + 1.0f;
-    const FloatVec lost = choose(u > 2.0f, 1.0f - (u - x), x - (u - 1.0f));
+// log2(u + lost), where u is rounded.
+TAMIS_INLINE FloatVec log2_of_sum(FloatVec u, FloatVec lost) {
     const FloatBits power = exponent_bits(u);
     const FloatVec shrink = bit_cast<FloatVec>(0x3f800000 - power);
     const FloatVec f = (bit_cast<FloatVec>(bit_cast<FloatBits>(u) - power) - 1.0f) + lost * shrink;
     return log2_slope(f) * f + __builtin_convertvector(power >> 23, FloatVec);
+}
+
+// log2(1 + x), exact relative to x.  x is above -1 by at least an ulp of 1, and below 2^20.
+TAMIS_INLINE FloatVec log2_1p(FloatVec x) {
+    const FloatVec u = x + 1.0f;
+    return log2_of_sum(u, choose(u > 2.0f, 1.0f - (u - x), x - (u - 1.0f)));
+}
+
+// The same for x up to 0.
+TAMIS_INLINE FloatVec log2_1p_below(FloatVec x) {
+    const FloatVec u = x + 1.0f;
+    return log2_of_sum(u, x - (u - 1.0f));
 }
 
 template <class F>
@@ -84,12 +97,15 @@ TAMIS_INLINE DoubleVec exp(DoubleVec x) {
 TAMIS_INLINE DoubleVec exp2(DoubleVec x) {
     return each(x, [](double a) { return std::exp2(a); });
 }
+TAMIS_INLINE DoubleVec exp2_normal(DoubleVec x) { return exp2(x); }
 TAMIS_INLINE DoubleVec log2(DoubleVec x) {
     return each(x, [](double a) { return std::log2(a); });
 }
 TAMIS_INLINE DoubleVec log2_1p(DoubleVec x) {
     return each(x, [](double a) { return std::log1p(a) * kLog2E; });
 }
+
+TAMIS_INLINE DoubleVec log2_1p_below(DoubleVec x) { return log2_1p(x); }
 
 template <class V>
 TAMIS_INLINE V log(V x) {

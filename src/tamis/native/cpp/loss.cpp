@@ -119,6 +119,7 @@ struct Forward {
     T loss(int64_t r, const T* scores, T largest, Kind kind, T conjugate) const {
         const bool counts = of.target[r] != of.ignored;
         const int64_t target = counts ? of.target[r] : 0;
+        if (target < 0 || target >= z.width) throw std::out_of_range("target");
         const T sample = of.weight ? of.weight[target] : T(1);
         T total = sample * of.hard;
         T score = total == 0 ? T(0) : total * (scores[target] - largest);

@@ -80,6 +80,75 @@ struct Forward {
     }
 };
 
+// The weights of a row that move, and what belongs to them, side by side.
+template <class T>
+struct Support {
+    T* weights = nullptr;
+    T* grads = nullptr;
+    T* weighed = nullptr;   // s, then the gradient of the scores
+    Lanes* kept = nullptr;  // which they are, for each vector of the row
+    int64_t size = 0;
+
+    TAMIS_INLINE void gather(const T* p, const T* g, T floor, int64_t n) {
+        weights = room_[0].take(n), grads = room_[1].take(n), weighed = room_[2].take(n);
+        kept = lanes_.take(n / kLanes<T> + 4);
+        const Vec<T> least = all(floor);
+        const auto live = [&](Vec<T> w) { return lanes_of(~(w <= least)); };  // no number stays one
+        Lanes* lanes = kept;
+        int64_t j = 0;
+        size = 0;
+        const auto keep = [&](Vec<T> w, Vec<T> grad, Lanes chosen) TAMIS_LAMBDA {
+            close_gaps(w, chosen, weights + size);
+            close_gaps(grad, chosen, grads + size);
+            size += count(chosen);
+        };
+        for (; j + kAtOnce<T> <= n; j += kAtOnce<T>, lanes += 4) {
+            Lanes found[4];
+            for (int i = 0; i < 4; i++) found[i] = live(load(p + j + i * kLanes<T>));
+            if (!note(lanes, found)) continue;
+            for (int i = 0; i < 4; i++) keep(load(p + j + i * kLanes<T>), load(g + j + i * kLanes<T>), found[i]);
+        }
+        for (; j < n; j += kLanes<T>, lanes++) {
+            const int some = int(std::min<int64_t>(kLanes<T>, n - j));
+            const Vec<T> w = load_some(p + j, some, T(0));
+            *lanes = Lanes(live(w) & ((1u << some) - 1));
+            keep(w, load_some(g + j, some, T(0)), *lanes);
+        }
+        store(weights + size, Vec<T>{});  // the end of the last vector: it has no slope
+        store(grads + size, Vec<T>{});
+    }
+
+    template <class Slope>
+    TAMIS_INLINE void solve(Slope slope) {
+        T total, dot;
+        add_up<T>(size, dot, total, [&](int64_t j, Vec<T>& s) TAMIS_LAMBDA {
+            const Vec<T> w = load(weights + j);
+            s = choose(w == T(0), Vec<T>{}, slope(w));
+            store(weighed + j, s);
+            return s * load(grads + j);
+        });
+        const T mean = total == 0 ? T(0) : dot / total;
+        for (int64_t j = 0; j < size; j += kLanes<T>)
+            store(weighed + j, load(weighed + j) * (load(grads + j) - mean));
+    }
+
+    // The gradient of alpha.  Gradients of scores add up to 0, so kappa may be measured from any value: that of equal
+    // weights, or most of it would cancel.
+    TAMIS_INLINE T change(T e) const {
+        const T equal = size ? curvature(all(T(1) / T(size)), e)[0] : T(0);
+        T total, unused;
+        add_up<T>(size, total, unused, [&](int64_t j, Vec<T>& none) TAMIS_LAMBDA {
+            none = Vec<T>{};
+            return (curvature(load(weights + j), e) - equal) * load(weighed + j);
+        });
+        return -total;
+    }
+
+  private:
+    Scratch<T> room_[3];
+    Scratch<Lanes> lanes_;
+};
+
 template <class T>
 struct Backward {
     const T* p;
@@ -91,52 +160,13 @@ struct Backward {
     T* de;  // or null where nobody asks
 
     void operator()(int64_t first, int64_t last) const {
-        for (int64_t r = first; r < last; r++)
-            with_slope<T>(e.of(r), [&](auto slope) { row(r, slope); });
-    }
-
-    template <class Slope>
-    void row(int64_t r, Slope slope) const {
-        const T* weights = p + r * width;
-        const T* grads = g + r * g_stride;
-        T* out = dz + r * width;
-        const Vec<T> least = all(floor[r]);
-        T total, dot;
-        add_up<T>(width, dot, total, [&](int64_t j, Vec<T>& s) TAMIS_LAMBDA {
-            const int count = int(std::min<int64_t>(kLanes<T>, width - j));
-            const Vec<T> w = read(weights + j, count);
-            s = Vec<T>{};
-            Vec<T> product{};
-            const Bits<T> live = ~(w <= least);  // no number stays one
-            if (any(live)) {
-                s = choose(live, slope(w), Vec<T>{});
-                product = choose(live, s * read(grads + j, count), Vec<T>{});
-            }
-            write(out + j, s, count);
-            return product;
-        });
-        const T mean = total == 0 ? T(0) : dot / total;
-        T unused, change = 0;
-        add_up<T>(width, change, unused, [&](int64_t j, Vec<T>& none) TAMIS_LAMBDA {
-            const int count = int(std::min<int64_t>(kLanes<T>, width - j));
-            const Vec<T> s = read(out + j, count);
-            none = Vec<T>{};
-            if (!any(~(s == T(0)))) return Vec<T>{};
-            const Vec<T> gradient = choose(s == T(0), Vec<T>{}, s * (read(grads + j, count) - mean));
-            write(out + j, gradient, count);
-            return de ? curvature(read(weights + j, count), e.of(r)) * gradient : Vec<T>{};
-        });
-        if (de) de[r] = -change;
-    }
-
-    static TAMIS_INLINE Vec<T> read(const T* from, int count) {
-        return count == kLanes<T> ? load(from) : load_some(from, count, T(0));
-    }
-    static TAMIS_INLINE void write(T* to, Vec<T> x, int count) {
-        if (count == kLanes<T>)
-            store(to, x);
-        else
-            store_some(to, x, count);
+        thread_local Support<T> support;
+        for (int64_t r = first; r < last; r++) {
+            support.gather(p + r * width, g + r * g_stride, floor[r], width);
+            with_slope<T>(e.of(r), [&](auto slope) { support.solve(slope); });
+            put_back(support.weighed, support.kept, all(T(1)), dz + r * width, width);
+            if (de) de[r] = support.change(e.of(r));
+        }
     }
 };
 

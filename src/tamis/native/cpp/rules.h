@@ -118,7 +118,7 @@ struct Relative {
     V at(V d) const { return d; }
     V weight(V d, V& slope) const {
         const V w = max(d * factor, least);
-        const V ratio = choose(w > least, exp2(log2_1p(w) * inverse), V{});
+        const V ratio = choose(w > least, exp2_normal(log2_1p_below(w) * inverse), V{});
         slope = ratio / (w + T(1));
         return ratio;
     }

@@ -132,8 +132,8 @@ template <class T>
 constexpr int kGroups = 64 * 4 / int(sizeof(T));
 template <class T>
 constexpr int kMaxima = kGroups<T> / kLanes<T>;
-// Newton's steps on them; any number will do.
-constexpr int kBoundSteps = 5;
+// Newton's steps on them; any number will do, and more cost more than they spare.
+constexpr int kBoundSteps = 2;
 
 template <class T>
 struct Survey {
@@ -175,6 +175,48 @@ struct Survey {
     }
 };
 
+// Numbers that are passed over together where none of them is kept: four vectors, whose lanes fill a word.
+template <class T>
+constexpr int kAtOnce = 4 * kLanes<T>;
+
+TAMIS_INLINE bool none_of(const Lanes* lanes) {
+    uint64_t word;
+    std::memcpy(&word, lanes, sizeof word);
+    return word == 0;
+}
+
+// Writes the lanes of four vectors, and returns whether there are any.  By one store: loads wait for several.
+TAMIS_INLINE bool note(Lanes* lanes, const Lanes* found) {
+    uint64_t word = 0;
+    for (int i = 0; i < 4; i++) word |= uint64_t(found[i]) << (16 * i);
+    std::memcpy(lanes, &word, sizeof word);  // the first lies lowest, as everywhere that this is compiled for
+    return word != 0;
+}
+
+// What was kept of a row, times `factor`, to where it came from; zeros elsewhere.
+template <class T>
+TAMIS_INLINE void put_back(const T* from, const Lanes* kept, Vec<T> factor, T* to, int64_t n) {
+    int64_t j = 0;
+    for (; j + kAtOnce<T> <= n; j += kAtOnce<T>, kept += 4) {
+        if (none_of(kept)) {
+            for (int i = 0; i < 4; i++) store(to + j + i * kLanes<T>, Vec<T>{});
+            continue;
+        }
+        for (int i = 0; i < 4; i++) {
+            store(to + j + i * kLanes<T>, open_gaps(from, kept[i]) * factor);
+            from += count(kept[i]);
+        }
+    }
+    for (; j < n; j += kLanes<T>, kept++) {
+        const Vec<T> numbers = open_gaps(from, *kept) * factor;
+        from += count(*kept);
+        if (n - j < kLanes<T>)
+            store_some(to + j, numbers, int(n - j));
+        else
+            store(to + j, numbers);
+    }
+}
+
 // The scores of a row that may have weight, and their weights.
 template <class T>
 struct Row {
@@ -197,40 +239,11 @@ struct Row {
     }
 
     // The weights, to where their scores were.
-    TAMIS_INLINE void put_back(T* p, int64_t n) const {
-        const Vec<T> share = all(T(1) / total);
-        const T* from = y;
-        const Lanes* lanes = kept;
-        int64_t j = 0;
-        for (; j + kAtOnce <= n; j += kAtOnce, lanes += 4) {
-            if (none_of(lanes)) {
-                for (int i = 0; i < 4; i++) store(p + j + i * kLanes<T>, Vec<T>{});
-                continue;
-            }
-            for (int i = 0; i < 4; i++) {
-                store(p + j + i * kLanes<T>, open_gaps(from, lanes[i]) * share);
-                from += tamis::count(lanes[i]);
-            }
-        }
-        for (; j < n; j += kLanes<T>, lanes++) {
-            const Vec<T> weights = open_gaps(from, *lanes) * share;
-            from += tamis::count(*lanes);
-            if (n - j < kLanes<T>)
-                store_some(p + j, weights, int(n - j));
-            else
-                store(p + j, weights);
-        }
-    }
+    TAMIS_INLINE void put_back(T* p, int64_t n) const { tamis::put_back(y, kept, all(T(1) / total), p, n); }
 
   private:
-    static constexpr int kAtOnce = 4 * kLanes<T>;  // scores that are passed over together
     Scratch<T> scores_, weights_;
     Scratch<Lanes> lanes_;
-
-    static bool none_of(const Lanes* lanes) { return bit_cast<uint64_t>(*reinterpret_cast<const Four*>(lanes)) == 0; }
-    struct Four {
-        Lanes lanes[4];
-    };
 
     template <class Rule>
     TAMIS_INLINE void keep(const Rule& rule, const T* z, int64_t n, T largest) {
@@ -241,16 +254,17 @@ struct Row {
         T* to = x;
         Lanes* lanes = kept;
         int64_t j = 0;
-        for (; j + kAtOnce <= n; j += kAtOnce, lanes += 4) {
+        for (; j + kAtOnce<T> <= n; j += kAtOnce<T>, lanes += 4) {
             Vec<T> here[4];
+            Lanes found[4];
             for (int i = 0; i < 4; i++) {
                 here[i] = rule.at(load(z + j + i * kLanes<T>) - top);
-                lanes[i] = lanes_of(here[i] > lowest);
+                found[i] = lanes_of(here[i] > lowest);
             }
-            if (none_of(lanes)) continue;
+            if (!note(lanes, found)) continue;
             for (int i = 0; i < 4; i++) {
-                close_gaps(here[i], lanes[i], to);
-                to += tamis::count(lanes[i]);
+                close_gaps(here[i], found[i], to);
+                to += tamis::count(found[i]);
             }
         }
         for (; j < n; j += kLanes<T>, lanes++) {

@@ -5,6 +5,7 @@
 #include <atomic>
 #include <cstdint>
 #include <exception>
+#include <stdexcept>
 
 namespace tamis {
 
@@ -20,18 +21,20 @@ template <class Work>
 Status in_parallel(int64_t count, int64_t grain, Work work) {
     struct Shared {
         Work& work;
-        std::atomic<bool> failed{false};
+        std::atomic<int32_t> failed{kDone};
     } shared{work};
     const auto part = [](int64_t first, int64_t last, void* context) {
         auto& own = *static_cast<Shared*>(context);
         try {
             own.work(first, last);
-        } catch (const std::exception&) {  // memory is all that anything here can lack
-            own.failed = true;
+        } catch (const std::out_of_range&) {
+            own.failed = kBadTarget;
+        } catch (const std::exception&) {
+            own.failed = kOutOfMemory;
         }
     };
     const int32_t error = parallel_for_of_torch(0, count, grain < 1 ? 1 : grain, part, &shared);
-    return error || shared.failed ? kOutOfMemory : kDone;
+    return error ? kOutOfMemory : Status(shared.failed.load());
 }
 
 }  // namespace tamis

@@ -1,0 +1,56 @@
+"""`make native-check`: the C++ kernels under sanitizers, and random calls of the builds that this CPU would not choose.
+
+The driver calls the kernels without Python.  It is compiled for each instruction set, and watched for accesses out of
+bounds and undefined behaviour.  Builds that this CPU cannot run are named and left out.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from tamis.native import library
+
+ROOT = Path(__file__).parents[2]
+CPP = ROOT / "src/tamis/native/cpp"
+MARCH = {"v4": ["-march=x86-64-v4"], "v3": ["-march=x86-64-v3"], "baseline": ["-march=x86-64"], "generic": []}
+FLAGS = ["-std=c++17", "-O1", "-g", "-Wno-psabi", "-Wno-maybe-uninitialized", "-ffp-contract=fast"]
+FLAGS += ["-fno-math-errno", "-fno-trapping-math"]
+WATCHED = ["-fsanitize=address,undefined", "-fno-sanitize-recover=all"]
+ROUNDS = "400"
+
+
+def main() -> None:
+    built = library.status().built
+    if not built:
+        raise SystemExit(f"no C++ kernels to check: {library.status().reason}")
+    level = library._level(built)
+    runs_here = [name for needed, name in library.NAMES.items() if name in built and needed <= level]
+    print(
+        f"checked: {', '.join(runs_here)}; this CPU cannot run {', '.join(set(built) - set(runs_here)) or 'no other'}"
+    )
+    with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(os.cpu_count()) as pool:
+        for name, driver in pool.map(lambda name: (name, _compile(name, Path(folder))), runs_here):
+            print(name, "under sanitizers:", end=" ", flush=True)
+            subprocess.run([driver, ROUNDS], check=True)
+    for name in runs_here:
+        command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "tests/native/test_rows.py"]
+        command += ["-k", "two_thousand" if name == runs_here[0] else "two_thousand or to_the_bit or adversarial"]
+        print(f"TAMIS_NATIVE={name}", *command[2:], flush=True)
+        subprocess.run(command, check=True, cwd=ROOT, env=os.environ | {library.VARIABLE: name})
+
+
+def _compile(name: str, folder: Path) -> Path:
+    driver = folder / f"driver_{name}"
+    sources = [ROOT / "tests/native/driver.cpp", *sorted(CPP.glob("*.cpp"))]
+    compiler = os.environ.get("CXX", "c++")
+    subprocess.run([compiler, *FLAGS, *WATCHED, *MARCH[name], f"-I{CPP}", *sources, "-o", driver], check=True)
+    return driver
+
+
+if __name__ == "__main__":
+    main()
