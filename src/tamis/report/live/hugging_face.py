@@ -25,7 +25,7 @@ def load(path: Path, name: str, device: str | None = None) -> HuggingFace:
 
     if not (path / "config.json").is_file():
         raise FileNotFoundError(f"{path} holds no model of transformers: there is no config.json")
-    local = {"local_files_only": True, "trust_remote_code": False}
+    local: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
     config = AutoConfig.from_pretrained(path, **local)
     if isinstance(getattr(config, "tamis", None), dict):
         model = hf.from_pretrained(path, local_files_only=True)
