@@ -76,7 +76,7 @@ def _rule_obstacle(rule: Rule) -> str | None:
 
 
 def _arguments(call: Call, rule: Rule) -> Arguments:
-    visibility = call.visibility
+    visibility, part = call.visibility, call.dropout.part
     left, right = visibility.window or (-1, -1)
     cu_q, cu_k = visibility.cu_seqlens or (None, None)
     e = row_scale = None
@@ -109,6 +109,8 @@ def _arguments(call: Call, rule: Rule) -> Arguments:
         left=left,
         right=0 if visibility.is_causal else right,
         dropout_p=call.dropout.p,
+        first_head=0 if part is None else part.head,
+        first_query=0 if part is None else part.query,
     )
 
 
@@ -118,9 +120,11 @@ def _side_by_side(x: Tensor | None) -> Tensor | None:
 
 def _seed(dropout: Dropout) -> Tensor | None:
     """One number from the generator, as the other backends on CPUs take it."""
-    p, generator = dropout
+    p, generator, part = dropout
     if p == 0.0:
         return None
+    if part is not None:
+        return torch.tensor(part.seed)
     if generator is not None and torch.compiler.is_compiling():
         raise ValueError("dropout under torch.compile takes no generator")
     return torch.randint(2**62, (), generator=generator)

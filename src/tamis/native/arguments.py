@@ -39,6 +39,9 @@ class Arguments(NamedTuple):
     """Positions seen before the query's own, -1 = no bound; and after it, where 0 is a causal mask."""
     right: int
     dropout_p: float
+    first_head: int
+    """What dropout counts heads and queries from, where these are a part of a larger call."""
+    first_query: int
 
     @property
     def num_keys(self) -> int:
@@ -97,6 +100,8 @@ class Struct(ctypes.Structure):
         ("page", c_int64),
         ("dropout", c_double),
         ("seed", c_uint64),
+        ("first_head", c_int64),
+        ("first_query", c_int64),
         ("kept", c_void_p),
         ("capacity", c_int64),
         ("places", c_void_p),

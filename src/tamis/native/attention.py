@@ -189,6 +189,7 @@ class _Call:
             struct.pages, struct.pages_batch, struct.page = self.address(a.table), a.table.shape[1], a.key.shape[2]
         if a.seed is not None:
             struct.dropout, struct.seed = a.dropout_p, int(a.seed.item())
+            struct.first_head, struct.first_query = a.first_head, a.first_query
 
     def reads(self, name: str, x: Tensor) -> None:
         self.alive.append(x)

@@ -49,6 +49,7 @@ struct Attention {
 
     double dropout;
     uint64_t seed;
+    int64_t first_head, first_query;  // what dropout counts from: where these are a part of a larger call
 
     int32_t* kept;  // the weights for the backward pass, as far as they fit
     int64_t capacity;

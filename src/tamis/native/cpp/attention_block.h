@@ -28,15 +28,15 @@ struct Weights {
 class Dropout {
   public:
     explicit Dropout(const Attention& call)
-        : seed_(call.seed), keep_(float(1.0 / (1.0 - call.dropout))), p_(call.dropout),
-          limit_(uint32_t(std::min(call.dropout * 0x1p32, 4294967295.0))) {}
+        : seed_(call.seed), head_(call.first_head), query_(call.first_query), keep_(float(1.0 / (1.0 - call.dropout))),
+          p_(call.dropout), limit_(uint32_t(std::min(call.dropout * 0x1p32, 4294967295.0))) {}
 
     bool is_on() const { return p_ > 0; }
     void begin(int64_t b, int64_t h, int64_t i) {
         uint64_t x = mixed(seed_ + 0x9e3779b97f4a7c15ull);
         x = mixed(x ^ uint64_t(b) * 0xbf58476d1ce4e5b9ull);
-        x = mixed(x ^ uint64_t(h) * 0x94d049bb133111ebull);
-        x = mixed(x ^ uint64_t(i) * 0xd6e8feb86659fd93ull);
+        x = mixed(x ^ uint64_t(head_ + h) * 0x94d049bb133111ebull);
+        x = mixed(x ^ uint64_t(query_ + i) * 0xd6e8feb86659fd93ull);
         low_ = uint32_t(x), high_ = uint32_t(x >> 32);
     }
     // 0, or what makes up for those dropped.
@@ -54,6 +54,7 @@ class Dropout {
 
   private:
     uint64_t seed_;
+    int64_t head_, query_;
     float keep_;
     double p_;
     uint32_t limit_, low_ = 0, high_ = 0;

@@ -215,6 +215,9 @@ void finish(const Matrix& matrix, int64_t panel, const float* tile, int rows, co
 
 }  // namespace
 
+// Cycles of work that a thread takes at least.
+constexpr int64_t kWorthAThread = 16000;
+
 // Rows that a thread multiplies with a panel before another may take the rest.
 constexpr int64_t kMostRows = 16 * kTileRows;
 
@@ -231,7 +234,9 @@ Status product(const Matrix* const* parts, int count, const float* x, int64_t st
     // Many rows are cut up, for where there are more threads than panels.
     const int64_t chunks = (rows + kMostRows - 1) / kMostRows;
     const int64_t chunk = ((rows + chunks - 1) / chunks + kTileRows - 1) / kTileRows * kTileRows;
-    const int64_t grain = 1 + (1 << 16) / (depth * kPanel * chunk);
+    // In cycles, about: a word comes from memory, and a vector of words is multiplied with each row.
+    const int64_t cost = depth * kPanel / 2 + depth * kPanel * chunk / 32;
+    const int64_t grain = 1 + kWorthAThread / (cost + 1);
     return in_parallel(panels * chunks, grain, [&](int64_t first, int64_t last) {
         alignas(64) float tile[kTileRows * kPanel];
         for (int64_t item = first; item < last; item++) {
