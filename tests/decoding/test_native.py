@@ -31,6 +31,7 @@ SHAPES: list[dict[str, Any]] = [
     *({"position": position} for position in ("learned", "alibi", "nape", "none")),
     *({"arrangement": arrangement} for arrangement in ("pre", "post", "both")),
     *({"activation": activation, "norm": "rmsnorm"} for activation in ("gelu", "swiglu", "geglu")),
+    *({"output_bias": True, "tie_embeddings": tied, "activation": "silu"} for tied in (True, False)),
     {"num_kv_heads": 2},
     {"head_dim": 20, "num_kv_heads": 1, "bias": False},
     {"embed_dim": 40, "num_heads": 5, "ffn_dim": 77, "source_vocab_size": 12, "tie_embeddings": True},

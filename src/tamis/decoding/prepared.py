@@ -22,7 +22,7 @@ from tamis.positions import ALiBi, LearnedPositions, NoPE, Sinusoidal
 from tamis.positions.nape import NAPE
 
 POSITIONS = (Sinusoidal, LearnedPositions, NoPE, ALiBi, NAPE)
-OF_ACTIVATIONS = {"relu": "relu", "gelu": "gelu", "swiglu": "silu", "geglu": "gelu"}
+OF_ACTIVATIONS = {"relu": "relu", "gelu": "gelu", "silu": "silu", "swiglu": "silu", "geglu": "gelu"}
 PLACES: dict[str, tuple[type[nn.Module], ...]] = {
     **dict.fromkeys(("encoder_position", "decoder_position"), POSITIONS),
     **dict.fromkeys(("encoder_norm", "decoder_norm"), (nn.Identity, nn.LayerNorm, RMSNorm)),
@@ -53,6 +53,8 @@ def obstacle(model: Seq2Seq) -> str | None:
             return f"{name or 'the model'} is a {type(module).__name__}"
         if module._forward_hooks or module._forward_pre_hooks or "forward" in vars(module):
             return f"{name or 'the model'} has a hook"
+        if isinstance(module, FeedForward) and module.activation not in OF_ACTIVATIONS:
+            return f"{name}: the activation is {module.activation}"
         if isinstance(module, Mechanism) and (reason := _obstacle_of_rule(module)) is not None:
             return f"{name}: {reason}"
     if {"encode", "decode"} & vars(model).keys():
@@ -76,8 +78,10 @@ class Prepared:
         config = model.config
         self.encoder = self._stack(model, model.encoder, model.encoder_norm, model.encoder_position.slopes())
         self.decoder = self._stack(model, model.decoder, model.decoder_norm, model.decoder_position.slopes())
-        table = model.embedding.weight if model.output is None else model.output.weight
-        self.decoder.output = self._pack(table, None)
+        table, bias = model.embedding.weight, model.output_bias
+        if model.output is not None:
+            table, bias = model.output.weight, model.output.bias
+        self.decoder.output = self._pack(table, bias)
         self.decoder.embedding = self._pointer(model.embedding.weight)
         self.decoder.embedding_scale = math.sqrt(config.embed_dim)
 

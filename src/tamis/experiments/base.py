@@ -53,7 +53,7 @@ class Material:
     loss: Callable[[], float]
     """On a sample of them, for silencing each head in turn."""
     tokens: Callable[[int, ShownSentence], dict[str, Any]]
-    """How the tokens of a sentence that is looked at are written, by its number: what "tokens" of analysis.json holds."""
+    """How the tokens of a sentence to look at are written, by its number: what analysis.json has as "tokens"."""
     translates: bool = False
     """Whether there are sources, to shuffle."""
     numbers: Sequence[int] = ()

@@ -10,8 +10,8 @@ import torch
 
 from tamis.decoding.generator import TextGenerator
 from tamis.decoding.translator import Translator
-from tamis.models.loading import model_folder
 from tamis.models.causal_lm import CausalLM
+from tamis.models.loading import model_folder
 from tamis.models.pretrained import saved_class
 from tamis.report.live.subjects import Continuation, Subject, Translation
 from tamis.settings import choose_device
