@@ -16,6 +16,7 @@ from tamis.data.vocabulary import Vocabulary
 from tamis.decoding import DecodingConfig, Translator
 from tamis.demo.translation import RECIPE
 from tamis.models import Seq2Seq, Seq2SeqConfig
+from tamis.native import product
 
 SENTENCES = ["a red dog runs", "she reads", "it rains again and again"]
 
@@ -183,6 +184,13 @@ def model(tmp_path_factory):
 
 def called(*arguments, text=b""):
     return CliRunner().invoke(app, list(map(str, arguments)), input=text)
+
+
+@pytest.mark.skipif(product.obstacle() is not None, reason=str(product.obstacle()))
+def test_translate_in_int8(model):
+    found = called("translate", model, "--int8", text=b"she reads\n")
+    assert found.exit_code == 0, found.output
+    assert found.stdout.count("\n") == 1
 
 
 def test_standard_input_is_read_as_files_are(model, tmp_path):

@@ -17,6 +17,7 @@ from tamis.data.vocabulary import Vocabulary
 from tamis.decoding import CrossAttention, DecodingConfig, Translator, beam_search
 from tamis.decoding.search import Hypothesis
 from tamis.models import Seq2Seq, Seq2SeqConfig
+from tamis.native import product
 
 SENTENCES = [
     "a red dog runs",
@@ -324,3 +325,16 @@ def test_the_layer_is_the_last_but_one_unless_said():
 def test_attention_needs_as_many_targets(translator: Translator):
     with pytest.raises(ValueError, match="as many"):
         translator.align(SENTENCES, SENTENCES[1:])
+
+
+@pytest.mark.skipif(product.obstacle() is not None, reason=str(product.obstacle()))
+def test_a_quantised_translator_keeps_its_model(vocabulary: Vocabulary, tmp_path: Path):
+    """Only searches are quantised: what is saved and what aligns is the model itself."""
+    model = model_for(vocabulary)
+    quantised = Translator(model, vocabulary, quantize="int8")
+    assert len(quantised(SENTENCES)) == len(SENTENCES)
+    quantised.save(tmp_path)
+    assert Translator.load(tmp_path, "cpu")(SENTENCES) == Translator(model, vocabulary)(SENTENCES)
+    assert quantised.align(SENTENCES, SENTENCES) == Translator(model, vocabulary).align(SENTENCES, SENTENCES)
+    with pytest.raises(ValueError, match="int8"):
+        Translator(model, vocabulary, quantize="int4")
