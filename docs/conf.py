@@ -46,6 +46,7 @@ public_modules = [
     for name in (
         *("", ".nn", ".mechanisms", ".positions", ".models", ".distributions", ".hf"),
         *(".training", ".decoding", ".evaluation", ".analysis", ".report", ".data", ".native"),
+        *(".experiments", ".parallel"),
     )
 ]
 

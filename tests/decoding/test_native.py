@@ -149,6 +149,7 @@ def test_weights_that_change_are_packed_again():
         lambda model: model.decoder[0].feed_forward.up.register_forward_hook(lambda *args: None),
         lambda model: setattr(model.decoder[0], "feed_forward", torch.nn.Identity()),
         lambda model: setattr(model, "decode", None),
+        lambda model: setattr(model.decoder[0].feed_forward, "activation", "gelu_tanh"),
         lambda model: setattr(model.decoder[0].feed_forward, "down", type("Own", (torch.nn.Linear,), {})(24, 16)),
     ],
 )

@@ -65,13 +65,14 @@ def sharded_attention(
         keys, values: the shards of this process, (B, Hk, n, D) and (B, Hk, n, Dv), of any lengths.
         budget: scores of a row that each process sends at most; where there would be more it sends sums.
 
-    Keyword arguments that say where shards are:
-        mesh: shards of all processes of its dimension `dim`, "context" by default, belong together, in the order of
-            ranks; without it those of this process are all.
-        query_positions: (Lq,) or (B, Lq); by default the queries are the last of all tokens.
-        key_positions: of each shard here, (n,) or (B, n); by default shards lie end to end.
-        key_lengths: of each shard here, (B,); its keys from this index on are padding.  Give positions with it.
-        window: as in :func:`tamis.attention`.
+    The keywords `places` say where shards are:
+
+    - mesh: shards of all processes of its dimension `dim`, "context" by default, belong together, in the order of
+      ranks; without it those of this process are all.
+    - query_positions: (Lq,) or (B, Lq); by default the queries are the last of all tokens.
+    - key_positions: of each shard here, (n,) or (B, n); by default shards lie end to end.
+    - key_lengths: of each shard here, (B,); its keys from this index on are padding.  Give positions with it.
+    - window: as in :func:`tamis.attention`.
 
     Returns:
         (B, H, Lq, Dv) in the dtype of `query`, in every process.
