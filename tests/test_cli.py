@@ -163,7 +163,7 @@ def test_bench_refuses_to_time_wrong_weights():
     import torch
 
     with pytest.raises(RuntimeError, match="not timed"):
-        bench._check(lambda z: z.softmax(-1) * 1.01, torch.randn(4, 8), 1.5)
+        bench.check(lambda z: z.softmax(-1) * 1.01, torch.randn(4, 8), 1.5)
 
 
 # ---------------------------------------------------------------------------------------------------------------

@@ -11,12 +11,11 @@ from safetensors.torch import load_file, save_file
 pytest.importorskip("transformers", reason="what is imported is written by transformers")
 
 from exchange import tiny
-from tamis.config import read_recipe, read_tables
 from tamis.data.vocabulary import Vocabulary
 from tamis.decoding import TextGenerator, Translator
 from tamis.exchange.importing import import_folder
-from tamis.language_runs import read_language_recipe, train_language
-from tamis.runs import train_run
+from tamis.experiments import read_recipe, train
+from tamis.experiments.recipe import read_tables
 
 LANGUAGE = ("gpt2", "llama", "mistral", "qwen2")
 ODD = ["ßü 雪 🎈 <|endoftext|>  x", " ", "", "a  b\tc"]
@@ -122,9 +121,9 @@ def test_a_recipe_begins_where_the_imported_model_is(tmp_path):
         "length = 512": "length = 32",
     }
     options = ["training.steps=2", "training.batch_tokens=64", f"text.folder={tmp_path}/d"]
-    recipe = read_language_recipe(recipe_of(ours, changes), options)
+    recipe = read_recipe(recipe_of(ours, changes), options)
     assert recipe.model["mechanism"] == {"name": "entmax", "start": 1.05}
-    trained = TextGenerator.load(train_language(recipe, tmp_path / "run", "cpu"))
+    trained = TextGenerator.load(train(recipe, tmp_path / "run", "cpu"))
     before, after = TextGenerator.load(ours).model.state_dict(), trained.model.state_dict()
     assert set(after) - set(before) == {f"layers.{layer}.self_attention.mechanism.alpha.raw" for layer in range(2)}
     assert all((after[name] - before[name]).abs().max() < 1e-2 for name in before)
@@ -138,7 +137,7 @@ def test_a_recipe_of_a_translation_model(tmp_path):
         ours, {'["train.en", "train.de"]': '"grammar:train:60"', '["valid.en", "valid.de"]': '"grammar:valid:8"'}
     )
     options = ["training.steps=1", "training.batch_tokens=200", f"data.folder={tmp_path}/data"]
-    folder = train_run(read_recipe(recipe, options), tmp_path / "run", "cpu")
+    folder = train(read_recipe(recipe, options), tmp_path / "run", "cpu")
     assert Translator.load(folder).model.config.cross_mechanism == {"name": "entmax", "start": 1.05}
 
 

@@ -26,7 +26,11 @@ def test_every_task_has_a_recipe():
 
 @pytest.mark.parametrize("path", sorted(RECIPES / f"{name}.toml" for name in NAMES), ids=lambda path: path.stem)
 def test_shipped_recipes_are_read_with_all_their_arms(path):
-    own = {"eight-heads", "longer", "middle", "easier", "narrow", "dense-near"} if path.stem == "mqmtar" else set()
+    own = (
+        {"eight-heads", "longer", "middle", "easier", "narrow", "dense-near", "scaled"}
+        if path.stem == "mqmtar"
+        else set()
+    )
     assert {"short", "softmax", "ssmax", "entmax", "asentmax"} | own == set(arms_of(path))
     for arms in ([], ["short"], *([arm] for arm in arms_of(path)), ["short", "softmax"]):
         recipe = read_recipe(path, arms=arms)

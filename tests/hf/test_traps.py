@@ -8,11 +8,10 @@ import torch
 pytest.importorskip("transformers", reason="the Hugging Face integration needs transformers")
 
 import transformers
-from transformers.masking_utils import sdpa_mask
 
 import tamis.hf
 from hf import tiny
-from tamis.hf.interface import BY_NAME, NEEDS_PARAMETERS, attention_forward
+from tamis.hf.interface import BY_NAME, NEEDS_PARAMETERS, attention_forward, mask_of_tokens
 
 NAMES = (BY_NAME, *NEEDS_PARAMETERS)
 
@@ -23,7 +22,7 @@ def left_padded(fed, by=3):
 
 def test_a_every_name_has_its_mask_function():
     for name in NAMES:
-        assert transformers.AttentionMaskInterface()[name] is sdpa_mask
+        assert transformers.AttentionMaskInterface()[name] is mask_of_tokens
 
 
 def test_a_padding_leaks_without_a_mask_function_but_not_with_ours():

@@ -173,16 +173,16 @@ def test_packed_equals_separate_calls(name: str, is_causal: bool) -> None:
 
 
 @every_rule
-def test_cached_steps_equal_the_full_forward_to_the_bit(name: str) -> None:
-    """A row's result depends on no other row, and not on how its keys lie in memory."""
+def test_cached_steps_equal_the_full_forward(name: str) -> None:
+    """However keys lie in memory; a row alone is added up in another order than a block of rows."""
     query, key, value = Case(queries=150, keys=150, dim=16, value_dim=16).inputs(torch.float32)
     options = {"is_causal": True, "window": 140}
     full = native(name, (query, key, value), **options)
     for t in (0, 1, 7, 64, 100, 149):
-        across = key[:, :, : t + 1].mT.contiguous().mT
-        for some in (key[:, :, : t + 1], across):
-            step = native(name, (query[:, :, t : t + 1], some, value[:, :, : t + 1]), **options)
-            assert torch.equal(step, full[:, :, t : t + 1])
+        own, seen = query[:, :, t : t + 1], value[:, :, : t + 1]
+        for some in (key[:, :, : t + 1], key[:, :, : t + 1].mT.contiguous().mT):
+            step = native(name, (own, some, seen), **options)
+            torch.testing.assert_close(step, full[:, :, t : t + 1], rtol=3e-6, atol=3e-6 * float(full.abs().max()))
 
 
 @every_rule

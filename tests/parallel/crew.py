@@ -24,7 +24,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 import tamis
 from tamis.attention.call import Dropout, Part, check_call
 from tamis.attention.rules import bind
-from tamis.functional.backends import BACKENDS
+from tamis.functional.backends import choose
 from tamis.models import CausalLM, CausalLMConfig, Seq2Seq, Seq2SeqConfig
 from tamis.parallel import ContextParallel, exchange, sharded_attention, sharded_counts
 from tamis.training import Process, TrainingConfig
@@ -123,12 +123,12 @@ def call(case: Case, made: dict[str, torch.Tensor], options: dict[str, Any], **o
 def reference(case: Case, made: dict[str, torch.Tensor], seed: int) -> torch.Tensor:
     """The whole call in this process; with dropout, as one part that is all of it."""
     if not case.dropout:
-        return call(case, made, case.options, backend="reference")
+        return call(case, made, case.options)
     rule = tamis.Entmax(made["alpha"]) if "alpha" in made else case.rule
     checked = check_call(made["query"], made["key"], made["value"], **case.options)
     whole = type(checked)(**vars(checked) | {"dropout": Dropout(case.dropout, None, Part(seed))})
-    blocked = next(backend for backend in BACKENDS if backend.name == "blocked")
-    return blocked.attend(whole, bind(rule, whole))
+    bound = bind(rule, whole)
+    return choose("attend", whole, bound, "auto").attend(whole, bound)
 
 
 def compare(case: Case, context: ContextParallel, dtype: torch.dtype) -> dict[str, float]:
@@ -177,7 +177,7 @@ def by_hand(name: str, context: ContextParallel) -> dict[str, float]:
     for _, place in context.layout.chunks(out.shape[2]):
         keys = slice(0, place.stop if causal else None)
         part = {"query": whole["query"][:, :, place]} | {n: whole[n][:, :, keys] for n in ("key", "value")}
-        outputs.append(call(case, whole | part, {"is_causal": causal}, backend="reference"))
+        outputs.append(call(case, whole | part, {"is_causal": causal}))
     expected = torch.cat(outputs, 2)
     expected.sum().backward()
     return {

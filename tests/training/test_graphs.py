@@ -75,7 +75,7 @@ def test_several_processes_are_an_error(data, tmp_path, monkeypatch):
 
 def test_a_captured_step_adds_to_gradients_that_stay(data, tmp_path):
     trainer = tiny.trainer(data, tmp_path)
-    _, tokens, (part, *_) = next(trainer._stream(trainer.state.position))
+    _, (tokens, (part, *_)) = next(trainer._stream(trainer.state.position))
     graphs, parameters = graphed(trainer).graphs, list(trainer.model.parameters())
     torch.manual_seed(0)
     graphs(part, 1.0 / tokens)

@@ -52,7 +52,7 @@ def entmax_loss(
     function, power = (rows.conjugate, e) if fused else (entmax_conjugate, limited(e))
     conjugate = partial(function, e=power, native=native)
     # No weights are stored then; but class weights that are learned need the plain operations.
-    learns = weight is not None and weight.requires_grad
+    learns = isinstance(weight, Tensor) and weight.requires_grad
     by_class = partial(rows.class_loss, e, native=native) if fused and not learns else None
     return _loss(conjugate, z, input, target, weight, ignore_index, reduction, label_smoothing, by_class)
 

@@ -98,7 +98,7 @@ def attention_forward(
     }
     merged = part(query, key, value, dropout_p=dropout, **options)
     weights: Tensor | SparseWeights | None = None
-    if _wants_weights(kwargs) and _asked_for_non_zeros.get() is not None:
+    if _wants_weights(kwargs) and _wants_non_zeros():
         found = part.mechanism.sparse_weights(query, key, **options)
         weights = SparseWeights(found.crow, found.col, found.val.to(query.dtype), (*found.shape[:3], num_keys))
     elif _wants_weights(kwargs):
@@ -127,13 +127,20 @@ def _note_non_zeros(
         return None
     if wanted != "sparse":
         raise ValueError(f'output_attentions must be True, False or "sparse", got {wanted!r}')
+    if torch.compiler.is_compiling():
+        raise ValueError('output_attentions="sparse" is not for compiled models: how many non-zeros there are varies')
     _asked_for_non_zeros.set(model)
     return args, {**kwargs, "output_attentions": True}
 
 
 def _forget_non_zeros(model: nn.Module, *_: Any) -> None:
-    if _asked_for_non_zeros.get() is model:
+    if _wants_non_zeros() and _asked_for_non_zeros.get() is model:
         _asked_for_non_zeros.set(None)
+
+
+def _wants_non_zeros() -> bool:
+    """A compiler cannot follow the context variable, and is refused where it would be set."""
+    return not torch.compiler.is_compiling() and _asked_for_non_zeros.get() is not None
 
 
 def _part(module: nn.Module, implementation: str) -> AttentionPart:

@@ -220,7 +220,7 @@ BAD = {
         **dict.fromkeys(("key_pages", "value_pages"), torch.zeros(5, 8, 1, 16)),
         "key_lengths": torch.tensor([3, 1]),
     },
-    "page_norms must be fp32": {"page_norms": torch.zeros(5, 1, dtype=torch.bfloat16)},
+    "page_norms must be an fp32 tensor": {"page_norms": torch.zeros(5, 1, dtype=torch.bfloat16)},
     "backend must be": {"backend": "fast"},
     "must match query": dict.fromkeys(("key_pages", "value_pages"), torch.zeros(5, 16, 1, 16, dtype=torch.float16)),
 }

@@ -149,7 +149,7 @@ struct Progress {
     Vec<T> least = all(kInf<T>);
     Bits<T> wanted(Vec<T> mass) {
         const Vec<T> off = max(mass - T(1), T(1) - mass);
-        const Bits<T> go_on = (off > 8 * kEps<T>) & (off < least);
+        const Bits<T> go_on = (off > 4 * kEps<T>) & (off < least);
         least = min(off, least);
         return go_on;
     }
