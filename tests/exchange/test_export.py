@@ -64,10 +64,10 @@ def saved(folder, model, vocabularies):
 
 def check_programs(model):
     exact = graphs_of(copy.deepcopy(model).double(), WIDTH, fixed=False)
-    for graph, *references in zip(graphs_of(model, WIDTH), graphs_of(model, WIDTH, fixed=False), exact, strict=True):
+    for graph, own in zip(graphs_of(model, WIDTH), exact, strict=True):
         program = export_program(graph)
         assert not any("tamis" in str(node.target) for node in program.graph.nodes)  # nothing that needs our code
-        check_graph(lambda inputs, program=program: program.module()(*inputs), graph, *references)
+        check_graph(lambda inputs, program=program: program.module()(*inputs), graph, own)
 
 
 def test_a_program():
@@ -170,7 +170,7 @@ def test_what_is_far_from_the_model_is_not_left_there(vocabularies, tmp_path, mo
     monkeypatch.setattr(export, "_write_onnx", lambda graph, file: file.write_bytes(b""))
     monkeypatch.setattr(export, "load_onnx", lambda file: lambda inputs: torch.zeros(*inputs[0].shape, 100))
     folder = saved(tmp_path / "ours", language_model(), vocabularies)
-    with pytest.raises(RuntimeError, match=r"from the model where \d\.\de-05 is allowed"):
+    with pytest.raises(RuntimeError, match="from the model where 1e-05 is allowed"):
         export_run(folder, tmp_path / "onnx", "onnx", WIDTH, lambda text: None)
     assert not (tmp_path / "onnx").exists()
 
