@@ -21,7 +21,8 @@ MARCH = {"v4": ["-march=x86-64-v4"], "v3": ["-march=x86-64-v3"], "baseline": ["-
 FLAGS = ["-std=c++17", "-O1", "-g", "-Wno-psabi", "-Wno-maybe-uninitialized", "-ffp-contract=fast"]
 FLAGS += ["-fno-math-errno", "-fno-trapping-math"]
 WATCHED = ["-fsanitize=address,undefined", "-fno-sanitize-recover=all"]
-ROUNDS = "400"
+DRIVERS = {"driver": "400", "attention_driver": "300"}
+"""Programs beside this file, and how many random calls they make."""
 
 
 def main() -> None:
@@ -34,9 +35,10 @@ def main() -> None:
         f"checked: {', '.join(runs_here)}; this CPU cannot run {', '.join(set(built) - set(runs_here)) or 'no other'}"
     )
     with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(os.cpu_count()) as pool:
-        for name, driver in pool.map(lambda name: (name, _compile(name, Path(folder))), runs_here):
-            print(name, "under sanitizers:", end=" ", flush=True)
-            subprocess.run([driver, ROUNDS], check=True)
+        wanted = [(name, program) for name in runs_here for program in DRIVERS]
+        for name, driver in pool.map(lambda one: (one, _compile(*one, Path(folder))), wanted):
+            print(*name, "under sanitizers:", end=" ", flush=True)
+            subprocess.run([driver, DRIVERS[name[1]]], check=True)
     for name in runs_here:
         command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "tests/native/test_rows.py"]
         command += ["-k", "two_thousand" if name == runs_here[0] else "two_thousand or to_the_bit or adversarial"]
@@ -44,9 +46,9 @@ def main() -> None:
         subprocess.run(command, check=True, cwd=ROOT, env=os.environ | {library.VARIABLE: name})
 
 
-def _compile(name: str, folder: Path) -> Path:
-    driver = folder / f"driver_{name}"
-    sources = [ROOT / "tests/native/driver.cpp", *sorted(CPP.glob("*.cpp"))]
+def _compile(name: str, program: str, folder: Path) -> Path:
+    driver = folder / f"{program}_{name}"
+    sources = [ROOT / f"tests/native/{program}.cpp", *sorted(CPP.glob("*.cpp"))]
     compiler = os.environ.get("CXX", "c++")
     subprocess.run([compiler, *FLAGS, *WATCHED, *MARCH[name], f"-I{CPP}", *sources, "-o", driver], check=True)
     return driver

@@ -33,6 +33,8 @@ class Native(Backend):
         visibility = call.visibility
         if call.query.device.type != "cpu":
             return f"the C++ kernels are for CPUs, and the inputs are on {call.query.device.type}"
+        if torch.compiler.is_exporting():
+            return "an exported graph is to run where tamis is not"
         if (reason := library.missing()) is not None:
             return f"no C++ kernels were loaded ({reason})"
         if (reason := transforming() or _rule_obstacle(rule)) is not None:
