@@ -25,7 +25,7 @@ def data(tmp_path_factory: pytest.TempPathFactory):
     return prepared(tmp_path_factory.mktemp("task"))
 
 
-# This tiny ReLA doubles a difference in rounding with every other step; that of the demo, below, does not.
+# ReLA's zeros come and go with the last bits, so its losses drift apart sooner.
 @pytest.mark.parametrize(("mechanism", "steps"), [("entmax", 50), ("rela", 25)])
 def test_steps_lose_what_those_of_the_plain_path_lose(
     mechanism: str, steps: int, data, tmp_path: Path, monkeypatch
@@ -53,18 +53,22 @@ def test_a_run_that_began_on_the_plain_path_says_so() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("arm", ["entmax", "rela"])
 def test_fifty_steps_of_the_demo(arm: str, tmp_path: Path) -> None:
+    """ReLA's zeros come and go with the last bits: one and two threads of the plain path differ as much."""
+    native, plain, otherwise = (demo_losses(arm, tmp_path, *how) for how in (("1", 2), ("0", 2), ("0", 1)))
+    rounding = max(abs(one - other) for one, other in zip(plain, otherwise, strict=True))
+    assert len(native) == len(plain) >= 50
+    assert native == pytest.approx(plain, abs=max(1e-4, 2.0 * rounding) if arm == "rela" else 1e-4)
+
+
+def demo_losses(arm: str, folder: Path, native: str, threads: int) -> list[float]:
     recipe = (Path(__file__).parents[2] / "recipes/demo.toml").read_text()
-    recipe = recipe.replace("steps = 800", "steps = 50").replace("log_every = 50", "log_every = 1")
-    found = []
-    for native in ("1", "0"):
-        folder = tmp_path / native
-        folder.mkdir()
-        (folder / "demo.toml").write_text(recipe)
-        own = os.environ | {"TAMIS_NATIVE": native, "PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "2"}
-        command = [sys.executable, "-m", "tamis", "train", "demo.toml", "--arm", arm]
-        subprocess.run(command, cwd=folder, env=own, check=True, capture_output=True, timeout=900)
-        (metrics,) = folder.rglob("metrics.jsonl")
-        records = [json.loads(line) for line in metrics.read_text().splitlines()]
-        found.append([record["loss"] for record in records if "loss" in record])
-    assert len(found[0]) == len(found[1]) >= 50
-    assert found[0] == pytest.approx(found[1], abs=1e-4)
+    own = folder / f"{native}-{threads}"
+    own.mkdir()
+    (own / "demo.toml").write_text(
+        recipe.replace("steps = 800", "steps = 50").replace("log_every = 50", "log_every = 1")
+    )
+    settings = {"TAMIS_NATIVE": native, "OMP_NUM_THREADS": str(threads), "PYTHONPATH": os.pathsep.join(sys.path)}
+    command = [sys.executable, "-m", "tamis", "train", "demo.toml", "--arm", arm, "--set", f"data.folder={folder}/data"]
+    subprocess.run(command, cwd=own, env=os.environ | settings, check=True, capture_output=True, timeout=900)
+    (metrics,) = own.rglob("metrics.jsonl")
+    return [record["loss"] for line in metrics.read_text().splitlines() if "loss" in (record := json.loads(line))]
