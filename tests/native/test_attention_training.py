@@ -50,14 +50,17 @@ def test_a_run_that_began_on_the_plain_path_says_so() -> None:
     assert said == "attention blocked then and native now"
 
 
+NOT_REACHED = pytest.mark.xfail(
+    reason="1.0e-3 after 50 steps; the plain path with one and two threads differs by 0.9e-3"
+)
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("arm", ["entmax", "rela"])
+@pytest.mark.parametrize("arm", ["entmax", pytest.param("rela", marks=NOT_REACHED)])
 def test_fifty_steps_of_the_demo(arm: str, tmp_path: Path) -> None:
-    """ReLA's zeros come and go with the last bits: one and two threads of the plain path differ as much."""
-    native, plain, otherwise = (demo_losses(arm, tmp_path, *how) for how in (("1", 2), ("0", 2), ("0", 1)))
-    rounding = max(abs(one - other) for one, other in zip(plain, otherwise, strict=True))
+    native, plain = (demo_losses(arm, tmp_path, path, 2) for path in ("1", "0"))
     assert len(native) == len(plain) >= 50
-    assert native == pytest.approx(plain, abs=max(1e-4, 2.0 * rounding) if arm == "rela" else 1e-4)
+    assert native == pytest.approx(plain, abs=1e-4)
 
 
 def demo_losses(arm: str, folder: Path, native: str, threads: int) -> list[float]:
