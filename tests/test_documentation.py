@@ -7,6 +7,8 @@ from statistics import fmean
 
 import pytest
 
+from tamis.mechanisms import MECHANISMS
+
 ROOT = Path(__file__).parent.parent
 DOCUMENTS = sorted(ROOT.glob("*.md")) + sorted((ROOT / "docs").rglob("*.md"))
 
@@ -20,8 +22,13 @@ def test_python_blocks_run(path):
     """Blocks of one document share their names, as a reader would type them."""
     blocks = re.findall(r"^```python\n(.*?)^```", path.read_text(), flags=re.DOTALL | re.MULTILINE)
     namespace: dict[str, object] = {}
-    for number, block in enumerate(blocks, 1):
-        exec(compile(block, f"{path.name} block {number}", "exec"), namespace)
+    before = set(MECHANISMS)
+    try:
+        for number, block in enumerate(blocks, 1):
+            exec(compile(block, f"{path.name} block {number}", "exec"), namespace)
+    finally:  # what a page registers is its own
+        for name in set(MECHANISMS) - before:
+            del MECHANISMS[name]
 
 
 @pytest.mark.parametrize("path", DOCUMENTS, ids=name)

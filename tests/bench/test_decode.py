@@ -61,6 +61,7 @@ def test_ctranslate2_and_ours_are_one_model(beam: int, tmp_path: Path):
 
 
 def test_what_ctranslate2_has_not_is_not_exported(tmp_path: Path):
+    pytest.importorskip("ctranslate2", reason="ctranslate2 is not installed: it comes with the extra [bench]")
     model = decode.build(TINY, "softmax")
     model.config = type(model.config)(**{**model.config.to_dict(), "activation": "gelu"})
     with pytest.raises(ValueError, match="ReLU"):
