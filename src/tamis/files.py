@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
-from typing import BinaryIO, cast
+from typing import Any, BinaryIO, cast
 
 PACKED = {".gz": "gzip", ".xz": "xz"}
 BLOCK = 1 << 23  # bytes that share a checksum: those of a file are computed side by side
@@ -50,6 +50,19 @@ def open_binary(path: str | Path) -> Iterator[BinaryIO]:
                 yield file
         except (EOFError, zlib.error, gzip.BadGzipFile, lzma.LZMAError) as error:
             raise ValueError(f"{path} is cut short or not {kind}: {error}") from error
+
+
+def read_table(path: Path) -> dict[str, Any]:
+    """A table from a file of JSON."""
+    if not path.is_file():
+        raise FileNotFoundError(f"{path.parent} holds no {path.name}")
+    try:
+        values = json.loads(path.read_text(encoding="utf-8"))
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{path} is not JSON: {error}") from error
+    if not isinstance(values, dict):
+        raise ValueError(f"{path} must hold a table, got {type(values).__name__}")
+    return values
 
 
 @contextmanager

@@ -27,8 +27,8 @@ from attention.cases import (
 from tamis.attention import blocked, blocks
 from tamis.attention.call import check_call
 from tamis.attention.masks import Visibility
-from tamis.attention.rules import Entmax
-from tamis.functional import entmax_attention
+from tamis.attention.rules import Entmax, Softmax
+from tamis.functional import attention_backends, entmax_attention, softmax_attention
 
 
 @pytest.fixture
@@ -124,6 +124,25 @@ def test_forward_mode_takes_the_dense_path_too(name: str, grad: bool) -> None:
     with torch.autograd.forward_ad.dual_level(), torch.set_grad_enabled(grad):
         out = call(name, (torch.autograd.forward_ad.make_dual(query, tangent), key, value))
         torch.testing.assert_close(torch.autograd.forward_ad.unpack_dual(out).tangent, wanted, **EXACT)
+
+
+def test_forward_mode_of_softmax_passes_torchs_own_attention_over() -> None:
+    query, key, value, tangent = (randn(2, 4, 6, 8, seed=seed, dtype=torch.float32) for seed in range(4))
+    assert attention_backends(query, key, value, rule=Softmax()).chosen == "sdpa"
+
+    def dense(x: Tensor) -> Tensor:
+        return (x @ key.mT / 8**0.5).softmax(-1) @ value
+
+    def ours(x: Tensor) -> Tensor:
+        return softmax_attention(x, key, value)
+
+    for differentiate in (torch.func.jvp, lambda f, x, t: torch.func.jvp(torch.func.grad(lambda y: f(y).sum()), x, t)):
+        wanted, found = (differentiate(function, (query,), (tangent,)) for function in (dense, ours))
+        torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-5)
+    with torch.autograd.forward_ad.dual_level():
+        out = ours(torch.autograd.forward_ad.make_dual(query, tangent))
+        found = torch.autograd.forward_ad.unpack_dual(out).tangent
+    torch.testing.assert_close(found, torch.func.jvp(dense, (query,), (tangent,))[1], rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize(

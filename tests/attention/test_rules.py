@@ -118,6 +118,20 @@ def test_a_rule_of_some_heads() -> None:
         assert rule.of_heads(slice(1, 3)) is rule
 
 
+def test_entmax_at_one_is_softmax() -> None:
+    """Whoever asks for it: one place decides it, and not every mechanism."""
+    query, key, value = inputs()
+    for alpha in (1.0, 1):
+        assert tamis.attention_backends(query, key, value, rule=Entmax(alpha)).chosen == "sdpa"
+        out = tamis.entmax_attention(query, key, value, is_causal=True, alpha=alpha)
+        assert torch.equal(out, tamis.softmax_attention(query, key, value, is_causal=True))
+    learned = torch.ones(4, dtype=torch.float64, requires_grad=True)
+    assert tamis.attention_backends(query, key, value, rule=Entmax(learned)).chosen != "sdpa"
+    tamis.attention(query, key, value, rule=Entmax(learned)).square().sum().backward()
+    assert learned.grad is not None
+    assert (learned.grad != 0.0).all()
+
+
 def test_rules_are_values() -> None:
     assert Entmax(1.5) == Entmax()
     assert Activation("gelu", bias=-1.0) != Activation("gelu")

@@ -18,6 +18,7 @@ from mechanisms.cases import EMBED, HEAD_DIM, HEADS, KEYS, QUERIES, inputs, some
 from oracles import entmax15_by_sorting
 from tamis import functional
 from tamis.analysis import analyze, learned_alphas
+from tamis.analysis.intervention import altered
 from tamis.analysis.tokens import Sentences, Tokens
 from tamis.attention.rules import Entmax, Rule
 from tamis.mechanisms import MECHANISMS, Inputs, LearnedAlpha, Mechanism
@@ -204,6 +205,26 @@ class OneAlpha(Mechanism):
 
     def learned_alphas(self) -> Tensor:
         return self.alpha().expand(self.num_heads)
+
+    has_alphas = True
+
+
+def test_alphas_of_a_mechanism_of_ones_own_can_be_changed_for_a_while():
+    model = nn.ModuleDict({"self_attention": Attention(EMBED, HEADS, mechanism=OneAlpha(HEADS))})
+    attention, x = model["self_attention"], 5.0 * torch.randn(2, 5, EMBED)
+    before = attention.weights(x)
+    with altered(model, alphas={"self": {1: 1.0}}):
+        during = attention.weights(x)
+    assert (before[:, 1] == 0.0).any()
+    assert (during[:, 1] > 0.0).all()
+    assert torch.equal(during[:, [0, 2, 3]], before[:, [0, 2, 3]])
+    assert torch.equal(attention.weights(x), before)
+    other = nn.ModuleDict({"self_attention": Attention(EMBED, HEADS, mechanism=TemperedEntmax(HEADS))})
+    with (
+        pytest.raises(ValueError, match="no alpha to change: it is TemperedEntmax"),
+        altered(other, alphas={"self": {1: 1.0}}),
+    ):
+        pass
 
 
 def test_analyses_ask_a_mechanism_of_ones_own():

@@ -111,10 +111,26 @@ def test_the_spread_of_scores_at_the_start_is_that_of_the_config(spread: float):
     assert (query @ key.mT / 8.0).std().item() == pytest.approx(spread, rel=0.05)
 
 
+@pytest.mark.parametrize("common", [None, 0.7])
+def test_a_site_may_have_a_spread_of_its_own(common: float | None):
+    sizes = {"embed_dim": 256, "num_heads": 4, "ffn_dim": 8, "encoder_layers": 1, "decoder_layers": 1}
+    own = {"encoder_mechanism": {"name": "entmax", "initial_spread": 0.4}, "cross_mechanism": "softmax"}
+    model = seq2seq(**sizes, **own, decoder_mechanism="rela", initial_spread=common)
+    assert type(model.config).from_dict(json.loads(json.dumps(model.config.to_dict()))) == model.config
+    decoder = model.decoder[0]
+    found = [
+        (attention.q_proj.weight.var() * attention.k_proj.weight.var()).sqrt().item() * 256  # Xavier has 1 / 256
+        for attention in (model.encoder[0].self_attention, decoder.self_attention, decoder.cross_attention)
+    ]
+    assert found == pytest.approx([0.4, common or 0.2, common or 1.0], rel=0.03)
+
+
 @pytest.mark.parametrize("spread", [0.0, -1.0, float("nan"), "1"])
 def test_a_spread_that_is_none_is_refused(spread: Any):
     with pytest.raises(ValueError, match="initial_spread"):
         causal_lm(initial_spread=spread)
+    with pytest.raises(ValueError, match="initial_spread must be a number above 0"):
+        causal_lm(mechanism={"name": "entmax", "initial_spread": spread})
 
 
 def test_the_spread_changes_queries_and_keys_alone():

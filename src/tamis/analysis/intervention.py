@@ -11,12 +11,9 @@ from torch import Tensor, nn
 from tamis.analysis.importance import silenced
 from tamis.analysis.sites import attention_sites
 from tamis.attention.rules import Entmax, Rule, Softmax
-from tamis.mechanisms import ASEntmaxAttention, EntmaxAttention, Mechanism, ScalableSoftmaxAttention, SoftmaxAttention
+from tamis.mechanisms import Mechanism
 from tamis.mechanisms.base import Inputs
 from tamis.settings import choose
-
-WITH_ALPHA = (ASEntmaxAttention, EntmaxAttention, ScalableSoftmaxAttention, SoftmaxAttention)
-"""Mechanisms whose rule is entmax, softmax being that of alpha 1."""
 
 
 @contextmanager
@@ -50,7 +47,7 @@ def _with_alphas(model: nn.Module, site: str, alphas: Mapping[int, float]) -> It
             raise ValueError(f"{site} has heads 0 to {heads - 1}, got {head}")
         if not 1.0 <= alpha <= 2.0:
             raise ValueError(f"alpha must lie in [1, 2], got {alpha}")
-    if not isinstance(mechanism, WITH_ALPHA):
+    if not mechanism.has_alphas:
         raise ValueError(f"{site} has no alpha to change: it is {type(mechanism).__name__}")
     if sum(other.mechanism is mechanism for other in known.values()) > 1:
         raise ValueError(f"{site} shares its mechanism with other layers: its alphas cannot be changed alone")

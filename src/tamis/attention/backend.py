@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, ClassVar
+from typing import Any, ClassVar, get_type_hints
 
 import torch
 from torch import Tensor
@@ -50,6 +50,14 @@ class Backend:
     def has(self, operation: str) -> bool:
         """Whether it defines an operation: "attend", "statistics" and so on."""
         return getattr(type(self), operation) is not getattr(Backend, operation)
+
+
+_KINDS = {Tensor: "Tensor", Tensor | None: "Tensor?", str: "str", float: "float", int: "int", bool: "bool"}
+
+
+def schema_of(arguments: type) -> str:
+    """Of a custom operation, which takes the fields of a named tuple one by one."""
+    return ", ".join(f"{_KINDS[kind]} {name}" for name, kind in get_type_hints(arguments).items())
 
 
 def tracing() -> str | None:

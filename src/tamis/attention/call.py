@@ -106,6 +106,31 @@ class Call:
         inputs: Any = dict(zip(("query", "key", "value"), tensors, strict=False))
         return Call(**inputs, visibility=self.visibility.with_tensors(tensors[3:]), scale=self.scale)
 
+    def flat(self) -> dict[str, Any]:
+        """What kernels are given of it, by name: operations of torch take tensors and numbers, one by one."""
+        visibility = self.visibility
+        left, right = visibility.window or (-1, -1)
+        cu_q, cu_k = visibility.cu_seqlens or (None, None)
+        small = {
+            "alibi_slopes": visibility.alibi_slopes,
+            "query_positions": visibility.query_positions,
+            "key_positions": visibility.key_positions,
+            "key_lengths": visibility.key_lengths,
+            "cu_q": cu_q,
+            "cu_k": cu_k,
+        }
+        return {
+            "query": self.query,
+            "key": self.key,
+            "value": self.value,
+            "attn_mask": visibility.attn_mask,
+            **{name: None if x is None else x.contiguous() for name, x in small.items()},
+            "scale": self.scale,
+            "left": left,
+            "right": 0 if visibility.is_causal else right,
+            "dropout_p": self.dropout.p,
+        }
+
     def _placed(self) -> Call:
         """With the positions of the queries, which kernels for pages work out themselves, written down."""
         lengths, queries = self.visibility.key_lengths, self.query.shape[2]

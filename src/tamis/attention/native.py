@@ -8,13 +8,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tamis.attention.backend import Backend, full_precision
+from tamis.attention.backend import Backend, full_precision, schema_of
 from tamis.attention.call import Call, Dropout
 from tamis.attention.dense import Dense
 from tamis.attention.rules import BoundActivation, BoundEntmax, Rule
 from tamis.attention.statistics import SparseWeights, Statistics, row_statistics
 from tamis.native import attention, library
-from tamis.native.arguments import DIFFERENTIABLE, RULES, SCHEMA, Arguments
+from tamis.native.arguments import DIFFERENTIABLE, RULES, Arguments
 from tamis.native.attention import Gradients, Results
 from tamis.transforms.dispatch import transforming, unwatched
 
@@ -78,9 +78,7 @@ def _rule_obstacle(rule: Rule) -> str | None:
 
 
 def _arguments(call: Call, rule: Rule) -> Arguments:
-    visibility, part = call.visibility, call.dropout.part
-    left, right = visibility.window or (-1, -1)
-    cu_q, cu_k = visibility.cu_seqlens or (None, None)
+    part = call.dropout.part
     e = row_scale = None
     name, bias, slope = "entmax", 0.0, 0.0
     if isinstance(rule, BoundActivation):
@@ -90,34 +88,17 @@ def _arguments(call: Call, rule: Rule) -> Arguments:
         assert rule.e is not None
         e = rule.e if isinstance(rule.e, Tensor) else torch.full((1, 1, 1, 1), rule.e)
     return Arguments(
-        query=call.query,
-        key=call.key,
-        value=call.value,
+        **call.flat(),
         e=e,
-        alibi_slopes=visibility.alibi_slopes,
         row_scale=row_scale,
-        attn_mask=visibility.attn_mask,
-        query_positions=visibility.query_positions,
-        key_positions=visibility.key_positions,
-        key_lengths=_side_by_side(visibility.key_lengths),
-        cu_q=_side_by_side(cu_q),
-        cu_k=_side_by_side(cu_k),
         table=None if call.pages is None else call.pages.table.int().contiguous(),
         seed=_seed(call.dropout),
         rule=name,
         bias=bias,
         slope=slope,
-        scale=call.scale,
-        left=left,
-        right=0 if visibility.is_causal else right,
-        dropout_p=call.dropout.p,
         first_head=0 if part is None else part.head,
         first_query=0 if part is None else part.query,
     )
-
-
-def _side_by_side(x: Tensor | None) -> Tensor | None:
-    return None if x is None else x.contiguous()
 
 
 def _seed(dropout: Dropout) -> Tensor | None:
@@ -178,6 +159,7 @@ def _backward(*arguments: Any) -> tuple[Tensor, ...]:
     return attention.backward(Arguments(*given), grad, kept, places, counts, with_e, with_slopes)
 
 
+SCHEMA = schema_of(Arguments)
 _FIVE = "(Tensor, Tensor, Tensor, Tensor, Tensor)"
 native_forward = torch.library.custom_op(
     "tamis::native_attention",

@@ -105,7 +105,8 @@ class Entmax(Rule):
     """alpha-entmax: exact zeros, and weights that sum to 1.
 
     Args:
-        alpha: in [1, 2].  A number, one per query head (H,), or a tensor that broadcasts to (B, H, Lq, 1).
+        alpha: in [1, 2].  A number, one per query head (H,), or a tensor that broadcasts to (B, H, Lq, 1).  The number
+            1 is `Softmax`.
     """
 
     alpha: float | Tensor = 1.5
@@ -118,7 +119,7 @@ class Entmax(Rule):
                 raise ValueError(f"alpha must lie in [1, 2] for attention, got {shown}")
         elif not 0.0 <= e <= 1.0:
             raise ValueError(f"alpha must lie in [1, 2] for attention, got {self.alpha}")
-        return BoundEntmax(e)
+        return BoundSoftmax(e) if not isinstance(e, Tensor) and e == 0.0 else BoundEntmax(e)
 
     def margin(self) -> float | Tensor | None:
         if isinstance(self.alpha, Tensor):
@@ -135,7 +136,7 @@ class Entmax(Rule):
 
 @dataclass(frozen=True)
 class Softmax(Rule):
-    """Dense weights: what `Entmax(1.0)` computes, but through `F.scaled_dot_product_attention` where that agrees."""
+    """Dense weights, through `F.scaled_dot_product_attention` where that agrees: `Entmax(1.0)` by its name."""
 
     def bind(self, call: Call) -> BoundSoftmax:
         return BoundSoftmax(0.0)

@@ -12,6 +12,7 @@ from tamis.attention.backend import Backend
 from tamis.attention.call import Call
 from tamis.attention.dropout import NO_PARTS
 from tamis.attention.rules import BoundSoftmax, Rule
+from tamis.transforms.dispatch import forward_mode
 from tamis.transforms.parameters import values_known
 
 
@@ -26,6 +27,8 @@ class Sdpa(Backend):
     def obstacle(self, call: Call, rule: Rule) -> str | None:
         if not isinstance(rule, BoundSoftmax):
             return "it computes softmax and nothing else"
+        if forward_mode():
+            return "it has no forward-mode derivative"
         if (reason := _structure(call)) is not None:
             return reason
         if call.shape[3] == 0:

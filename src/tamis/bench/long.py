@@ -6,7 +6,6 @@ in T holds weights.  Every row is checked against dense fp64 weights, and says h
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -23,7 +22,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from tamis import functional
 from tamis.attention.rules import Entmax, Rule
-from tamis.bench.timing import machine, save
+from tamis.bench.timing import launched_times, machine, save
 
 HEADS, RUN = 16, 64
 DENSE = {"sdpa flash": SDPBackend.FLASH_ATTENTION, "sdpa cudnn": SDPBackend.CUDNN_ATTENTION}
@@ -210,17 +209,10 @@ class Inputs:
 
 
 def device_time(call: Callable[[], object], repeats: int = 9) -> float:
-    """Milliseconds of one call, the median of many launched without waiting, as a training loop does."""
+    """Milliseconds of one call, the median of many."""
     for _ in range(2):
         call()
-    events = [torch.cuda.Event(enable_timing=True) for _ in range(repeats + 1)]
-    events[0].record()
-    for event in events[1:]:
-        call()
-        event.record()
-    torch.cuda.synchronize()
-    times = sorted(a.elapsed_time(b) for a, b in itertools.pairwise(events))
-    return times[repeats // 2]
+    return sorted(launched_times(call, repeats))[repeats // 2]
 
 
 def over(row: dict[str, Any], name: str, peer: str, what: str = "both_ms") -> float | None:

@@ -41,15 +41,20 @@ def event_times(call: Callable[[], object], repeats: int, seconds: float = 0.15)
     call()
     torch.cuda.synchronize()
     repeats = max(3, min(repeats, int(seconds / (time.perf_counter() - began))))
+    times = [1e3 * time for time in launched_times(call, repeats)]
+    tenths = statistics.quantiles(times, n=10, method="inclusive")
+    return {"median_us": statistics.median(times), "spread_us": tenths[-1] - tenths[0]}
+
+
+def launched_times(call: Callable[[], object], repeats: int) -> list[float]:
+    """Milliseconds of each of so many calls on the GPU, launched without waiting, as a training loop does."""
     events = [torch.cuda.Event(enable_timing=True) for _ in range(repeats + 1)]
     events[0].record()
     for event in events[1:]:
         call()
         event.record()
     torch.cuda.synchronize()
-    times = [start.elapsed_time(end) * 1e3 for start, end in itertools.pairwise(events)]
-    tenths = statistics.quantiles(times, n=10, method="inclusive")
-    return {"median_us": statistics.median(times), "spread_us": tenths[-1] - tenths[0]}
+    return [start.elapsed_time(end) for start, end in itertools.pairwise(events)]
 
 
 def kernel_times(call: Callable[[], object], repeats: int = 5) -> dict[str, float]:

@@ -19,8 +19,8 @@ from tamis.decoding.generator import TextGenerator
 from tamis.decoding.translator import Translator
 from tamis.exchange.architectures import READERS
 from tamis.exchange.tokenizers import marian_vocabularies, tokenizers_vocabulary
-from tamis.exchange.weights import Weights, read_json
-from tamis.files import replace_folder, replacing
+from tamis.exchange.weights import Weights
+from tamis.files import read_table, replace_folder, replacing
 from tamis.models.causal_lm import CausalLM
 from tamis.models.config import ModelConfig
 from tamis.models.seq2seq import Seq2Seq, Seq2SeqConfig
@@ -37,7 +37,7 @@ def import_folder(path: Path, output: Path, say: Say = print) -> Path:
         raise FileNotFoundError(f"there is no folder {path}")
     if output.exists() and (not output.is_dir() or (any(output.iterdir()) and not (output / RECIPE).is_file())):
         raise ValueError(f"{output} is there already, and is no imported model: name another --output")
-    config = read_json(path / "config.json")
+    config = read_table(path / "config.json")
     kind = config.get("model_type")
     if not isinstance(kind, str) or kind not in READERS:
         raise ValueError(f"model_type must be one of {', '.join(READERS)} to be imported, got {kind!r}")

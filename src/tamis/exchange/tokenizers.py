@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from tamis.data.imported import NONE, ImportedVocabulary, PieceVocabulary, TokenizersVocabulary
-from tamis.exchange.weights import read_json
+from tamis.files import read_table
 
 UNKNOWN, END = "<unk>", "</s>"
 
@@ -19,7 +19,7 @@ def marian_vocabularies(folder: Path, config: Mapping[str, Any]) -> tuple[Import
     found = []
     for side, size in (("source", config["vocab_size"]), ("target", config.get("decoder_vocab_size"))):
         table = folder / "target_vocab.json" if side == "target" and _separate(folder) else folder / "vocab.json"
-        pieces = _ordered(read_json(table), size or config["vocab_size"], table)
+        pieces = _ordered(read_table(table), size or config["vocab_size"], table)
         file = folder / f"{side}.spm"
         if not file.is_file():
             raise FileNotFoundError(f"{folder} holds no {file.name}")

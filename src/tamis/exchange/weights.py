@@ -2,28 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import re
 from pathlib import Path
-from typing import Any
 
 from torch import Tensor
 
+from tamis.files import read_table
+
 WHOLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 PICKLED = ("pytorch_model.bin", "pytorch_model.bin.index.json", "tf_model.h5", "flax_model.msgpack")
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    """A table from a file of JSON."""
-    if not path.is_file():
-        raise FileNotFoundError(f"{path.parent} holds no {path.name}")
-    try:
-        values = json.loads(path.read_text(encoding="utf-8"))
-    except (ValueError, RecursionError) as error:
-        raise ValueError(f"{path} is not JSON: {error}") from error
-    if not isinstance(values, dict):
-        raise ValueError(f"{path} must hold a table, got {type(values).__name__}")
-    return values
 
 
 class Weights:
@@ -69,7 +56,7 @@ def _files(folder: Path) -> list[Path]:
     if (folder / WHOLE).is_file():
         return [folder / WHOLE]
     if (folder / INDEX).is_file():
-        shards = read_json(folder / INDEX).get("weight_map")
+        shards = read_table(folder / INDEX).get("weight_map")
         if not isinstance(shards, dict) or not all(isinstance(name, str) for name in shards.values()):
             raise ValueError(f"{folder / INDEX} does not say where weights are")
         names = sorted(set(shards.values()))

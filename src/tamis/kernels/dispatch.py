@@ -13,7 +13,7 @@ from tamis.attention.statistics import Statistics, row_statistics
 from tamis.kernels.attention import ops as attention
 from tamis.kernels.attention.arguments import ELEMENTWISE_RULES, FEW, Arguments
 from tamis.kernels.decode import ops as decoding
-from tamis.kernels.runtime.support import dense, tensor_obstacle
+from tamis.kernels.runtime.support import tensor_obstacle
 
 MAX_HEAD_DIM = 256
 LEAKY_SLOPE = 0.01
@@ -97,31 +97,15 @@ def _trains(call: Call, e: Tensor | None) -> bool:
 
 
 def _arguments(call: Call, rule: Rule, counted: bool) -> Arguments:
-    visibility = call.visibility
-    left, right = visibility.window or (-1, -1)
-    cu_q, cu_k = visibility.cu_seqlens or (None, None)
     name, e, e_value, bias, row_scale = _rule_arguments(rule, call.query.shape[1])
     return Arguments(
-        query=call.query,
-        key=call.key,
-        value=call.value,
+        **call.flat(),
         e=e,
         row_scale=row_scale,
-        attn_mask=visibility.attn_mask,
-        key_lengths=dense(visibility.key_lengths),
-        alibi_slopes=dense(visibility.alibi_slopes),
-        query_positions=dense(visibility.query_positions),
-        key_positions=dense(visibility.key_positions),
-        cu_q=dense(cu_q),
-        cu_k=dense(cu_k),
         seed=_seed(call.dropout, call.query.device),
         rule=name,
         e_value=e_value,
         bias=bias,
-        scale=call.scale,
-        left=left,
-        right=0 if visibility.is_causal else right,
-        dropout_p=call.dropout.p,
         counted=counted,
     )
 

@@ -96,6 +96,8 @@ class ASEntmaxAttention(KeepsPrecision, Mechanism):
         unscaled_alpha: of the heads that are not scaled; `alpha` by default.
     """
 
+    has_alphas = True
+
     def __init__(
         self,
         embed_dim: int,
@@ -130,9 +132,7 @@ class ASEntmaxAttention(KeepsPrecision, Mechanism):
     """One per head, where they differ."""
 
     def rule(self, inputs: Inputs) -> Rule:
-        if self.alphas is not None:
-            return Entmax(self.alphas)
-        return Softmax() if self.alpha == 1.0 else Entmax(self.alpha)
+        return Entmax(self.alpha if self.alphas is None else self.alphas)
 
     def query_scale(self, inputs: Inputs) -> Tensor:
         return _only(self.scale(inputs.hidden, inputs.visible_counts()), self.scaled_heads)
@@ -172,6 +172,7 @@ class ASSMaxAttention(ASEntmaxAttention):
 class ScalableSoftmaxAttention(KeepsPrecision, Mechanism):
     """SSMax: softmax with scores times s log(n + 1), one learned s per head."""
 
+    has_alphas = True
     initial_spread = 1.0
 
     scaled_heads: Tensor | None

@@ -54,6 +54,8 @@ class Mechanism(nn.Module):
     initial_spread: float = 0.2
     """Standard deviation of the scores that models start with.  Sparse rows that start wide keep so few keys that heads
     settle before they have learnt where to look; dense ones override it."""
+    has_alphas: bool = False
+    """Whether its rule is always entmax, or softmax, so that analyses may give its heads other alphas for a while."""
 
     def rule(self, inputs: Inputs) -> Rule:
         """How scores become weights."""

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from tamis.attention.rules import Entmax, Rule, Softmax
+from tamis.attention.rules import Entmax, Rule
 from tamis.mechanisms.base import Inputs, Mechanism, span
 from tamis.precision import KeepsPrecision
 from tamis.settings import check_heads
@@ -97,6 +97,8 @@ class EntmaxAttention(KeepsPrecision, Mechanism):
         start: where alphas to "learn" start: "normal", or a number, such as 1.05 in place of a trained softmax.
     """
 
+    has_alphas = True
+
     def __init__(
         self,
         num_heads: int,
@@ -118,8 +120,7 @@ class EntmaxAttention(KeepsPrecision, Mechanism):
             self.alpha = alpha if isinstance(alpha, nn.Module | Tensor) else float(alpha)
 
     def rule(self, inputs: Inputs) -> Rule:
-        alpha = self.alpha() if isinstance(self.alpha, nn.Module) else self.alpha
-        return Softmax() if isinstance(alpha, float) and alpha == 1.0 else Entmax(alpha)
+        return Entmax(self.alpha() if isinstance(self.alpha, nn.Module) else self.alpha)
 
     def learned_alphas(self) -> Tensor | None:
         if isinstance(self.alpha, LearnedAlpha):

@@ -15,7 +15,7 @@ from tamis.mechanisms.rela import ReLAttention
 from tamis.mechanisms.softmax import SoftmaxAttention
 from tamis.mechanisms.softpick import SoftpickAttention
 from tamis.plugins import Registry
-from tamis.settings import Spec, check_heads, read_spec
+from tamis.settings import Spec, check_heads, numbers, read_spec
 
 
 @dataclass(frozen=True)
@@ -58,16 +58,24 @@ def build_mechanism(
     *,
     head_dim: int | None = None,
 ) -> Mechanism:
-    """The mechanism that a specification names, for a layer of these sizes; a `Mechanism` is returned as it is."""
+    """The mechanism that a specification names, for a layer of these sizes; a `Mechanism` is returned as it is.
+
+    Every table may have an `initial_spread`, in place of that which the mechanism asks for.
+    """
     if isinstance(spec, Mechanism):
         return spec
     name, own = read_mechanism(spec)
+    spread = own.pop("initial_spread", None)
     check_heads(num_heads, embed_dim if head_dim is None else None)
     width = embed_dim if head_dim is None else num_heads * head_dim
     try:
-        return MECHANISMS[name](LayerSizes(embed_dim, num_heads, width, scaled_heads), **own)
+        mechanism = MECHANISMS[name](LayerSizes(embed_dim, num_heads, width, scaled_heads), **own)
     except TypeError as error:
         raise ValueError(f"mechanism {name!r} does not take {own}: {error}") from error
+    if spread is not None:
+        mechanism.initial_spread = spread
+        numbers(mechanism, "initial_spread", above=0.0)
+    return mechanism
 
 
 def read_mechanism(spec: object) -> tuple[str, dict[str, Any]]:

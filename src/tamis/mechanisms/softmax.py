@@ -12,6 +12,7 @@ from tamis.mechanisms.base import Inputs, Mechanism
 class SoftmaxAttention(Mechanism):
     """The baseline: every weight is positive."""
 
+    has_alphas = True
     initial_spread = 1.0
 
     def rule(self, inputs: Inputs) -> Rule:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from tamis.functional.sharding import active
-from tamis.mechanisms import build_mechanism
+from tamis.mechanisms.registry import build_mechanism, read_mechanism
 from tamis.models.config import ModelConfig
 from tamis.nn.attention import Attention
 from tamis.nn.layers import FeedForward, TransformerLayer
@@ -18,10 +18,13 @@ from tamis.settings import Spec
 
 def build_attention(config: ModelConfig, spec: Spec, position: Position | None) -> Attention:
     scaled = position.scaled_heads() if position is not None else None
+    name, own = read_mechanism(spec)
+    start = {} if config.initial_spread is None else {"initial_spread": config.initial_spread}
+    whole = {"name": name, **start, **own}  # a site's own spread goes before that of the model
     return Attention(
         config.embed_dim,
         config.num_heads,
-        mechanism=build_mechanism(spec, config.embed_dim, config.num_heads, scaled, head_dim=config.head_dim),
+        mechanism=build_mechanism(whole, config.embed_dim, config.num_heads, scaled, head_dim=config.head_dim),
         position=position,
         num_kv_heads=config.num_kv_heads,
         head_dim=config.head_dim,
@@ -50,11 +53,10 @@ def build_output(config: ModelConfig) -> tuple[nn.Linear | None, nn.Parameter | 
     return None, nn.Parameter(torch.zeros(config.vocab_size)) if config.output_bias else None
 
 
-def initialise(model: nn.Module, embed_dim: int, spread: float | None) -> None:
+def initialise(model: nn.Module, embed_dim: int) -> None:
     """Xavier for matrices, N(0, 1/embed_dim) for embeddings, zero biases; modules of our own keep their start.
 
-    With inputs of unit variance scores have a standard deviation of about 1, times `spread`, or times what each
-    mechanism asks for.
+    With inputs of unit variance scores have a standard deviation of about 1 times what each mechanism asks for.
     """
     for module in model.modules():
         if isinstance(module, nn.Linear):
@@ -66,7 +68,7 @@ def initialise(model: nn.Module, embed_dim: int, spread: float | None) -> None:
     with torch.no_grad():
         for module in model.modules():
             if isinstance(module, Attention):
-                factor = math.sqrt(module.mechanism.initial_spread if spread is None else spread)
+                factor = math.sqrt(module.mechanism.initial_spread)
                 module.q_proj.weight.mul_(factor)
                 module.k_proj.weight.mul_(factor)
 

@@ -62,7 +62,7 @@ class CausalLM(PretrainedModel):
         self.norm = make_norm(config.norm, config.embed_dim, config.norm_eps) if last else nn.Identity()
         self.output, self.output_bias = build_output(config)
         self.dropout = nn.Dropout(config.dropout)
-        initialise(self, config.embed_dim, config.initial_spread)
+        initialise(self, config.embed_dim)
 
     def forward(
         self,

@@ -64,7 +64,8 @@ class ModelConfig(Config):
     output_bias: bool = False
     """Whether the output layer has a bias."""
     initial_spread: float | None = None
-    """Standard deviation of attention's scores at the start, about.  None: what each mechanism learns best from."""
+    """Standard deviation of attention's scores at the start, about.  None: what each mechanism learns best from.  The
+    table of a mechanism may have one of its own: {"name": "entmax", "initial_spread": 0.5}."""
 
     def __post_init__(self) -> None:
         at_least(self, 1, "vocab_size", "embed_dim", "num_heads", "ffn_dim", "max_length")

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 from tamis.files import standing
 from tamis.models.causal_lm import CausalLM
-from tamis.models.pretrained import CONFIG, PretrainedModel
+from tamis.models.pretrained import PretrainedModel, saved_class
 from tamis.models.seq2seq import Seq2Seq
 
 KINDS: dict[str, type[PretrainedModel]] = {kind.__name__: kind for kind in (Seq2Seq, CausalLM)}
@@ -15,13 +14,7 @@ KINDS: dict[str, type[PretrainedModel]] = {kind.__name__: kind for kind in (Seq2
 
 def load_model(folder: Path) -> PretrainedModel:
     """The model that `save_pretrained` wrote, of the kind that its config names."""
-    if not (folder / CONFIG).is_file():
-        raise FileNotFoundError(f"{folder} holds no {CONFIG}: is it a folder that save_pretrained wrote?")
-    try:
-        kind = json.loads((folder / CONFIG).read_text(encoding="utf-8"))["model"]
-    except (ValueError, KeyError, TypeError, RecursionError) as error:
-        raise ValueError(f"{folder / CONFIG} does not say what kind of model it describes: {error!r}") from error
-    if not isinstance(kind, str) or kind not in KINDS:
+    if (kind := saved_class(folder)) not in KINDS:
         raise ValueError(f"{folder} must hold one of {', '.join(KINDS)}, got {kind!r:.100}")
     return KINDS[kind].from_pretrained(folder)
 

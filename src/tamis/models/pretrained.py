@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Self
 from torch import nn
 
 from tamis import plugins
-from tamis.files import check_sealed, seal
+from tamis.files import check_sealed, read_table, seal
 from tamis.mechanisms.registry import MECHANISMS
 from tamis.positions.registry import POSITIONS
 from tamis.settings import Config
@@ -63,12 +63,7 @@ class PretrainedModel(nn.Module):
 
     @classmethod
     def _read_config(cls, path: Path) -> Config:
-        try:
-            values = json.loads(path.read_text(encoding="utf-8"))
-        except (ValueError, RecursionError) as error:
-            raise ValueError(f"{path} is not JSON: {error}") from error
-        if not isinstance(values, dict):
-            raise ValueError(f"{path} must hold a table of settings, got {type(values).__name__}")
+        values = read_table(path)
         kind = values.pop("model", cls.__name__)
         if kind != cls.__name__:
             raise ValueError(f"{path.parent} holds a {kind}, not a {cls.__name__}")
@@ -96,8 +91,4 @@ def saved_class(folder: Path) -> str:
     """The name of the class that a folder was saved by; "" if config.json does not say."""
     if not (folder / CONFIG).is_file():
         raise FileNotFoundError(f"{folder} holds no {CONFIG}: is it a folder that save_pretrained wrote?")
-    try:
-        values = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
-    except (ValueError, RecursionError) as error:
-        raise ValueError(f"{folder / CONFIG} is not JSON: {error}") from error
-    return str(values.get("model", "")) if isinstance(values, dict) else ""
+    return str(read_table(folder / CONFIG).get("model", ""))

@@ -77,7 +77,7 @@ class Seq2Seq(PretrainedModel):
         self.decoder_norm = make_norm(config.norm, config.embed_dim, config.norm_eps) if last else nn.Identity()
         self.output, self.output_bias = build_output(config)
         self.dropout = nn.Dropout(config.dropout)
-        initialise(self, config.embed_dim, config.initial_spread)
+        initialise(self, config.embed_dim)
 
     def encode(self, source: Tensor, source_mask: Tensor | None = None) -> Tensor:
         """(B, Ls) to (B, Ls, embed_dim).  `source_mask` is False for padding, by default where `pad_id` stands."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 from ctypes import c_double, c_int64, c_uint64, c_void_p
-from typing import NamedTuple, get_type_hints
+from typing import NamedTuple
 
 from torch import Tensor
 
@@ -53,9 +53,6 @@ class Arguments(NamedTuple):
         return (self.query.shape[0], self.query.shape[1], self.query.shape[2])
 
 
-_KINDS = {Tensor: "Tensor", Tensor | None: "Tensor?", str: "str", float: "float", int: "int", bool: "bool"}
-SCHEMA = ", ".join(f"{_KINDS[kind]} {name}" for name, kind in get_type_hints(Arguments).items())
-"""Of the custom operations, which take the arguments one by one."""
 DIFFERENTIABLE = 5
 """So many arguments come first and may have gradients."""
 

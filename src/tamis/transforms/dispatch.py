@@ -22,6 +22,14 @@ def is_batched(x: Tensor) -> bool:
     return not torch.compiler.is_compiling() and torch._C._functorch.is_legacy_batchedtensor(x)
 
 
+def forward_mode() -> bool:
+    """Whether somebody takes derivatives in forward mode."""
+    if torch.compiler.is_compiling():
+        return False
+    jvp, levels = torch._C._functorch.TransformType.Jvp, torch._C._functorch.get_interpreter_stack() or ()
+    return forward_ad._current_level >= 0 or any(level.key() == jvp for level in levels)
+
+
 def transforming() -> str | None:
     """Who differentiates in a way that no kernel has, or None."""
     if torch.compiler.is_compiling():

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple, get_type_hints
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from tamis.attention.backend import schema_of
 from tamis.kernels.runtime.sizes import ceil_div
 
 ENTMAX_RULES = ("squares", "identity", "power")
@@ -124,11 +125,8 @@ FEW, MANY = 16, 512
 as many times more."""
 PAGE_UNIT = 16
 """Keys that decoding skips together; with bounds of their norms, a page is a number of these."""
-_KINDS = {Tensor: "Tensor", Tensor | None: "Tensor?", str: "str", float: "float", int: "int", bool: "bool"}
-_DECLARED = {name: _KINDS[kind] for name, kind in get_type_hints(Arguments).items()}
-SCHEMA = ", ".join(f"{kind} {name}" for name, kind in _DECLARED.items())
-"""Of the custom operations, which take the arguments one by one."""
-TENSORS = sum(kind.startswith("Tensor") for kind in _DECLARED.values())
+SCHEMA = schema_of(Arguments)
+TENSORS = SCHEMA.count("Tensor")
 """So many of the arguments come first and are tensors."""
 
 

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from tamis.analysis.capture import capture_sparse, joined
-from tamis.analysis.intervention import WITH_ALPHA, altered
+from tamis.analysis.intervention import altered
 from tamis.analysis.learned import learned_alphas
 from tamis.analysis.sites import attention_sites, kind_of
 from tamis.data.batching import IGNORED
@@ -184,7 +184,7 @@ def portrait(subject: Subject) -> dict[str, Any]:
             site: {"kind": kind_of(site), "density": [None] * attention.num_heads} for site, attention in sites.items()
         },
         "alphas": {site: list(values) for site, values in alphas.items()},
-        "adjustable": [site for site, attention in sites.items() if isinstance(attention.mechanism, WITH_ALPHA)],
+        "adjustable": [site for site, attention in sites.items() if attention.mechanism.has_alphas],
         "causal": [],
         "shown": {},
     }
