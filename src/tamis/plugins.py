@@ -6,6 +6,8 @@ into registries under names of their own:
 
     tamis.mechanisms.registry.MECHANISMS    tamis.positions.registry.POSITIONS    tamis.data.tasks.TASKS
     tamis.experiments.KINDS                 tamis.training.loggers.LOGGERS
+
+or a backend of attention into the list `tamis.functional.backends.BACKENDS`.
 """
 
 from __future__ import annotations

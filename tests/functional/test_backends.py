@@ -131,7 +131,8 @@ class Own(Backend):
 @pytest.fixture
 def own(monkeypatch: pytest.MonkeyPatch) -> Iterator[Own]:
     backend = Own()
-    monkeypatch.setattr(backends, "BACKENDS", (backend, *backends.BACKENDS))
+    monkeypatch.setattr(backends, "BACKENDS", [*backends.BACKENDS])
+    backends.BACKENDS.insert(0, backend)  # as a plugin does
     backends._say_once.cache_clear()
     yield backend
     backends._say_once.cache_clear()

@@ -33,7 +33,7 @@ def test_steps_lose_what_those_of_the_plain_path_lose(
     found = []
     for name in ("native", "plain"):
         if name == "plain":
-            others = tuple(backend for backend in backends.BACKENDS if not isinstance(backend, Native))
+            others = [backend for backend in backends.BACKENDS if not isinstance(backend, Native)]
             monkeypatch.setattr(backends, "BACKENDS", others)
         torch.manual_seed(0)
         trainer(data, tmp_path / name, dropout=0.0, mechanism=mechanism, steps=steps).run()

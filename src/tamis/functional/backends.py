@@ -17,7 +17,8 @@ from tamis.attention.rules import Rule
 from tamis.attention.sdpa import Sdpa
 from tamis.kernels.dispatch import Triton
 
-BACKENDS: tuple[Backend, ...] = (Sdpa(), Triton(), Native(), Blocked(), Dense())
+BACKENDS: list[Backend] = [Sdpa(), Triton(), Native(), Blocked(), Dense()]
+"""One of your own takes its place here: ``BACKENDS.insert(0, Mine())``."""
 REFERENCE = ("blocked", "dense")
 """Plain torch, whose first without an obstacle is what backend="reference" takes."""
 
