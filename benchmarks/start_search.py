@@ -43,7 +43,8 @@ def searched() -> list[tuple[str, int, Settings]]:
     fast: Settings = {"model.initial_spread": NARROW, "training.lr": 4.5e-3}
     runs += [("entmax", 1, {**fast, **change}) for change in learned]
     runs += [(arm, 1, {**fast, "model.arrangement": "post"}) for arm in ARMS]
-    return runs + [("softmax", 1, {**fast, "training.lr": 6.5e-3})]
+    runs += [("softmax", 1, {**fast, "training.lr": 6.5e-3})]
+    return runs
 
 
 def seeded(best_softmax: Settings) -> list[tuple[str, int, Settings]]:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Self
 
 from tamis.settings import LARGEST_SEED, Config, at_least, choose, numbers, optional_at_least, shares
 
@@ -67,3 +68,7 @@ class DecodingConfig(Config):
             raise ValueError(f"greedy search finds one hypothesis, got n_best={self.n_best}")
         if self.method == "beam" and self.n_best > self.beam:
             raise ValueError(f"n_best must be at most beam, got n_best={self.n_best} and beam={self.beam}")
+
+    def of_output(self, alpha: float) -> Self:
+        """The same for a model whose output layer has this alpha, unless there is one here already."""
+        return replace(self, alpha=alpha) if self.alpha == 1.0 else self

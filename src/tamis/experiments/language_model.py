@@ -111,11 +111,6 @@ class LanguageModel(Experiment):
         size = 1 if prepared is None else len(prepared.vocabulary)
         return CausalLMConfig.from_dict({**self.model, "vocab_size": size})
 
-    @property
-    def output_alpha(self) -> float:
-        """Of the output layer."""
-        return self.training.loss_alpha if self.training.loss == "entmax" else 1.0
-
     def prepare(self, display: Display) -> PreparedText:
         folder = Path(self.text.folder or f"data/{self.name}")
         return prepare_text(self.text, self.vocabulary, folder, display.say, display.track)
@@ -145,9 +140,7 @@ class LanguageModel(Experiment):
 
     def export(self, model: PretrainedModel, prepared: PreparedText, folder: Path) -> None:
         assert isinstance(model, CausalLM)
-        decoding: DecodingConfig = self.decoding
-        if decoding.alpha == 1.0:
-            decoding = replace(decoding, alpha=self.output_alpha)
+        decoding = self.decoding.of_output(self.training.output_alpha)
         TextGenerator(model, prepared.vocabulary, decoding).save(folder)
 
     def usage(self, folder: str) -> str:
@@ -186,11 +179,11 @@ class LanguageModel(Experiment):
             # Windows as long as the pieces cannot slide.
             for mode in (("full", "sliding") if config.stride and length < max(config.lengths) else ("full",))
         ]
-        depths = [] if passkeys is None else config.passkey_depths
+        depths, alpha = [] if passkeys is None else config.passkey_depths, self.training.output_alpha
         steps = len(modes) + len(config.lengths) * len(depths)
         with self._autocast(loaded), display.track("evaluating", steps) as advance:
             for done, (length, mode) in enumerate(modes, 1):
-                found = score_perplexity(loaded.model, pieces, length, mode, config, self.output_alpha)
+                found = score_perplexity(loaded.model, pieces, length, mode, config, alpha)
                 display.say(found.describe())
                 result["perplexity"].append(found.to_dict())
                 run.write(run.evaluation, result)
@@ -199,7 +192,7 @@ class LanguageModel(Experiment):
                 assert passkeys is not None
                 scores = []
                 for depth in depths:
-                    scores.append(score_passkeys(loaded.model, passkeys, length, depth, config, self.output_alpha))
+                    scores.append(score_passkeys(loaded.model, passkeys, length, depth, config, alpha))
                     advance(len(modes) + len(result["passkeys"]) + len(scores))
                 shown = "  ".join(f"{score.accuracy:.0%} at {score.depth:g}" for score in scores)
                 display.say(f"{length:>7} tokens, passkey  {shown}  ({self._told_of_passkeys(result)})")
@@ -256,14 +249,14 @@ class LanguageModel(Experiment):
         )
 
     def _log_perplexity(self, loaded: TextGenerator, rows: Sequence[Row]) -> float:
-        meter = LikelihoodMeter(self.output_alpha)
+        meter = LikelihoodMeter(self.training.output_alpha)
         with evaluating(loaded.model), self._autocast(loaded):
             for row in rows:
                 inputs, labels = (torch.from_numpy(side)[None].to(loaded.device) for side in (row.inputs, row.labels))
                 meter.update(loaded.model(inputs), labels)
         found = meter.result()
         # A sparse output layer may give a token no probability at all.
-        return math.log(found.epsilon_perplexity if self.output_alpha > 1.0 else found.perplexity)
+        return math.log(found.epsilon_perplexity if self.training.output_alpha > 1.0 else found.perplexity)
 
     def spreading(self, run: RunFolder, device: str | None, config: DispersionConfig) -> Spreading:
         loaded = TextGenerator.load(run.path, device)

@@ -16,7 +16,7 @@ import math
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -127,9 +127,7 @@ class Translation(Experiment):
     def translator(self, model: PretrainedModel, prepared: Prepared) -> Translator:
         """The model with its vocabularies and this way of decoding."""
         assert isinstance(model, Seq2Seq)
-        decoding = self.decoding
-        if self.training.loss == "entmax" and decoding.alpha == 1.0:
-            decoding = replace(decoding, alpha=self.training.loss_alpha)
+        decoding = self.decoding.of_output(self.training.output_alpha)
         return Translator(model, prepared.source_vocabulary, prepared.target_vocabulary, decoding)
 
     def amount(self, task: Task) -> str:

@@ -131,6 +131,11 @@ class TrainingConfig(Config):
         if self.average > self.keep:
             raise ValueError(f"average = {self.average} needs as many checkpoints, but keep = {self.keep}")
 
+    @property
+    def output_alpha(self) -> float:
+        """Of the output layer, which the loss decides."""
+        return self.loss_alpha if self.loss == "entmax" else 1.0
+
 
 def _specs(loggers: object) -> tuple[Spec, ...]:
     """As a tuple, which TOML has not."""

@@ -12,7 +12,7 @@ from tamis.decoding import Translator
 from tamis.demo.translation import ARMS, RECIPE, SHOWCASE
 from tamis.experiments import read_recipe, train
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 TRANSLATIONS = {SHOWCASE: "Der alte Mann liest eine Zeitung.", "The cat sleeps.": "Die Katze schläft."}
 OFFERED = re.compile(r"echo '([^']+)' \| tamis translate|(?:translator|generator)(?:\.\w+)?\(\[\"([^\"]+)\"\]")
 WORDS = re.compile(r"\w+'s|\w+|[^\w\s]")
