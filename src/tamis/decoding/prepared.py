@@ -12,6 +12,7 @@ from tamis.decoding.fingerprint import Kept
 from tamis.mechanisms import EntmaxAttention, Mechanism, ReLAttention, SoftmaxAttention
 from tamis.mechanisms.entmax import LearnedAlpha
 from tamis.mechanisms.rela import EPSILON, ReLANorm
+from tamis.models.blocks import Embedding
 from tamis.models.seq2seq import Seq2Seq
 from tamis.native import layers as native
 from tamis.native import product
@@ -30,7 +31,7 @@ PLACES: dict[str, tuple[type[nn.Module], ...]] = {
     **dict.fromkeys(("self_residual", "cross_residual", "feed_residual"), (Residual,)),
     **dict.fromkeys(("self_attention", "cross_attention"), (Attention,)),
     **dict.fromkeys(("q_proj", "k_proj", "v_proj", "out_proj", "up", "gate", "down", "output"), (nn.Linear,)),
-    **dict.fromkeys(("embedding", "source_embedding"), (nn.Embedding,)),
+    **dict.fromkeys(("embedding", "source_embedding"), (Embedding,)),
     **dict.fromkeys(("encoder", "decoder"), (nn.ModuleList,)),
     "mechanism": (SoftmaxAttention, EntmaxAttention, ReLAttention),
     "position": (NoPE, ALiBi, NAPE),

@@ -1,6 +1,7 @@
-"""Sequences of which each process holds some tokens: whom functions of attention then ask.
+"""Sequences of which each process holds some tokens, and layers of which each holds some heads.
 
-`tamis.parallel` defines it and sets it for the time of a `with` block; attention functions, layers and models ask.
+`tamis.parallel` defines both.  The first it sets for the time of a `with` block, and attention functions, layers and
+models ask it; the second it hands to what belongs to a layer.
 """
 
 from __future__ import annotations
@@ -8,7 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 
 class Sharding:
@@ -28,6 +29,24 @@ class Sharding:
 
     def whole(self, x: Tensor, dim: int) -> Tensor:
         """What all processes hold, in the order of the sequence."""
+        raise NotImplementedError
+
+
+class Heads:
+    """The heads of a layer that one process has, of `size` that have as many each."""
+
+    size: int
+
+    def split(self, module: nn.Module, *names: str, dim: int = 0) -> None:
+        """Of these tensors of `module`, leave it those of its heads: an even part of the dimension `dim`."""
+        raise NotImplementedError
+
+    def choose(self, module: nn.Module, *names: str, blocks: int) -> None:
+        """The same where the first dimension holds all heads several times, block after block."""
+        raise NotImplementedError
+
+    def mean(self, x: Tensor) -> Tensor:
+        """Over the channels of all heads, of which this process has some: (..., channels) to (..., 1)."""
         raise NotImplementedError
 
 

@@ -25,6 +25,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from tamis.attention.rules import Entmax, Rule, Softmax
+from tamis.functional.sharding import Heads
 from tamis.mechanisms.base import Inputs, Mechanism, ScaleParts, span
 from tamis.precision import KeepsPrecision, precise_linear
 from tamis.settings import check_heads, check_switch, choose
@@ -73,6 +74,10 @@ class AdaptiveScale(KeepsPrecision):
         beta, gamma = self.coefficients(hidden)
         log_n = counts.clamp(min=1).to(beta.dtype).log1p()
         return self.delta + beta * log_n**gamma
+
+    def split_heads(self, heads: Heads) -> None:
+        self.num_heads //= heads.size
+        heads.choose(self, "bias", *(() if self.weight is None else ("weight",)), blocks=2)
 
     def extra_repr(self) -> str:
         beta, gamma = self.bias.detach().chunk(2)
@@ -155,6 +160,11 @@ class ASEntmaxAttention(KeepsPrecision, Mechanism):
             built = f"{type(self).__name__} was built for embed_dim={weight.shape[1]}"
             raise ValueError(f"{built}, but the input of the layer has {embed_dim}")
 
+    def split_heads(self, heads: Heads) -> None:
+        self.num_heads //= heads.size
+        self.scale.split_heads(heads)
+        heads.split(self, *(name for name in ("scaled_heads", "alphas") if getattr(self, name) is not None))
+
     def extra_repr(self) -> str:
         unscaled = "" if self.unscaled_alpha is None else f", unscaled_alpha={self.unscaled_alpha:g}"
         return f"num_heads={self.num_heads}, alpha={self.alpha:g}{unscaled}"
@@ -190,6 +200,10 @@ class ScalableSoftmaxAttention(KeepsPrecision, Mechanism):
     def query_scale(self, inputs: Inputs) -> Tensor:
         log_n = inputs.visible_counts().clamp(min=1).to(self.s.dtype).log1p()
         return _only(self.s[None, :, None] * log_n, self.scaled_heads)
+
+    def split_heads(self, heads: Heads) -> None:
+        self.num_heads //= heads.size
+        heads.split(self, "s", *(() if self.scaled_heads is None else ("scaled_heads",)))
 
     def extra_repr(self) -> str:
         return f"num_heads={self.num_heads}, s={span(self.s)}"

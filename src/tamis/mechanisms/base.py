@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from tamis import functional
 from tamis.attention.rules import Rule
 from tamis.functional import SparseWeights, Statistics
+from tamis.functional.sharding import Heads
 from tamis.mechanisms.reach import attention_in_reach
 
 _NOT_ABOUT_VISIBILITY = ("dropout_p", "generator", "backend", "scale", "alibi_slopes")
@@ -78,6 +79,14 @@ class Mechanism(nn.Module):
         built = getattr(self, "num_heads", num_heads)
         if built != num_heads:
             raise ValueError(f"{type(self).__name__} was built for num_heads={built}, but the layer has {num_heads}")
+
+    def split_heads(self, heads: Heads) -> None:
+        """Become the mechanism of some of the heads, for tensor parallelism.
+
+        One that holds tensors must say which of them belong to heads; what it leaves whole is taken to be of all heads.
+        """
+        if any(True for _ in (*self.parameters(), *self.buffers())):
+            raise NotImplementedError(f"{type(self).__name__} must define split_heads() to be divided by heads")
 
     def merge(self, context: Tensor) -> Tensor:
         """Outputs of the heads (B, H, Lq, head_dim) to what is projected, (B, Lq, H * head_dim)."""

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from tamis.attention.rules import Entmax, Rule
+from tamis.functional.sharding import Heads
 from tamis.mechanisms.base import Inputs, Mechanism, span
 from tamis.precision import KeepsPrecision
 from tamis.settings import check_heads
@@ -127,6 +128,16 @@ class EntmaxAttention(KeepsPrecision, Mechanism):
             return self.alpha()
         return self.alpha if isinstance(self.alpha, nn.Parameter) else None
 
+    def split_heads(self, heads: Heads) -> None:
+        self.num_heads //= heads.size
+        if isinstance(self.alpha, float) or (dim := _dim_of_heads(tuple(self.alpha.shape))) is None:
+            return
+        if isinstance(self.alpha, LearnedAlpha):
+            heads.split(self.alpha, "raw", dim=dim)
+            self.alpha.shape = tuple(self.alpha.raw.shape)
+        else:
+            heads.split(self, "alpha", dim=dim)
+
     def extra_repr(self) -> str:
         fixed = "" if isinstance(self.alpha, nn.Module) else f", alpha={self.alpha}"
         return f"num_heads={self.num_heads}{fixed}"
@@ -160,6 +171,12 @@ def _check_shape(shape: tuple[int, ...], num_heads: int) -> None:
         raise ValueError(
             f"alpha must be one per head, ({num_heads},), or broadcast to (B, {num_heads}, Lq, 1), got shape {shape}"
         )
+
+
+def _dim_of_heads(shape: tuple[int, ...]) -> int | None:
+    """Where alphas of a checked shape have their heads; None where all heads share them."""
+    dim = 0 if len(shape) == 1 else len(shape) - 3
+    return dim if dim >= 0 and (len(shape) == 1 or shape[dim] > 1) else None
 
 
 class _InwardClamp(torch.autograd.Function):

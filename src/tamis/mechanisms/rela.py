@@ -13,12 +13,14 @@ un-normalised z.  A query whose scores are all negative attends to nothing (null
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from tamis.attention.rules import ACTIVATIONS, Activation, Rule
+from tamis.functional.sharding import Heads
 from tamis.kernels.rela_norm import ops
 from tamis.mechanisms.base import Inputs, Mechanism, span
 from tamis.precision import KeepsPrecision
@@ -26,6 +28,8 @@ from tamis.settings import check_heads, check_switch, choose
 
 VARIANTS = ("g", "i", "rms", "layernorm", "none")
 EPSILON = 1e-8
+LAYER_NORM_EPSILON = 1e-5
+"""As torch has it."""
 
 
 class ReLAttention(Mechanism):
@@ -72,6 +76,10 @@ class ReLAttention(Mechanism):
     def merge(self, context: Tensor) -> Tensor:
         return self.norm(super().merge(context))
 
+    def split_heads(self, heads: Heads) -> None:
+        self.num_heads //= heads.size
+        self.norm.split_heads(heads)
+
     def extra_repr(self) -> str:
         return f"embed_dim={self.embed_dim}, num_heads={self.num_heads}, activation={self.activation!r}"
 
@@ -87,6 +95,8 @@ class ReLANorm(KeepsPrecision):
         self.gain = nn.Parameter(torch.empty(embed_dim, dtype=torch.float32)) if gain else None
         self.gate = nn.Parameter(torch.empty(embed_dim, dtype=torch.float32)) if variant == "g" else None
         self.offset = nn.Parameter(torch.empty(embed_dim, dtype=torch.float32)) if variant == "layernorm" else None
+        self.heads: Heads | None = None
+        """Whom to ask for means, where only some of the channels are here."""
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
@@ -103,24 +113,47 @@ class ReLANorm(KeepsPrecision):
     def forward(self, z: Tensor) -> Tensor:
         if self.variant == "none":
             return z
+        if self.heads is not None:
+            return self._of_heads(z, self.heads)
         if z.is_cuda and self.variant != "layernorm" and ops.obstacle(z) is None:
             return ops.rela_norm(z, self.gain, self.gate, EPSILON, plain_norm)
         if self.variant == "layernorm":
             return F.layer_norm(_wide(z), (self.embed_dim,), self.gain, self.offset).to(z.dtype)
         return plain_norm(z, self.gain, self.gate)
 
+    def split_heads(self, heads: Heads) -> None:
+        self.heads = heads
+        heads.split(self, *(name for name, _ in self.named_parameters()))
+
+    def _of_heads(self, z: Tensor, heads: Heads) -> Tensor:
+        """Where the channels of other heads lie elsewhere: means are those over all."""
+        if self.variant != "layernorm":
+            return plain_norm(z, self.gain, self.gate, mean=heads.mean)
+        assert self.gain is not None
+        assert self.offset is not None
+        wide = _wide(z)
+        centred = wide - heads.mean(wide)
+        y = centred * torch.rsqrt(heads.mean(centred.square()) + LAYER_NORM_EPSILON)
+        return (y * self.gain + self.offset).to(z.dtype)
+
     def extra_repr(self) -> str:
         learned = "".join(f", {name}={span(x)}" for name, x in self.named_parameters())
         return f"{self.embed_dim}, variant={self.variant!r}{learned}"
 
 
-def plain_norm(z: Tensor, gain: Tensor | None, gate: Tensor | None) -> Tensor:
+def mean_of_channels(z: Tensor) -> Tensor:
+    return z.mean(-1, keepdim=True)
+
+
+def plain_norm(
+    z: Tensor, gain: Tensor | None, gate: Tensor | None, *, mean: Callable[[Tensor], Tensor] = mean_of_channels
+) -> Tensor:
     """The norm and its gate, without what is None, in the dtype of z."""
     dtype, z = z.dtype, _wide(z)
     # A null row would be scaled by 1e4, forward and backward: select instead of multiplying.
-    alive = (z != 0.0).any(-1, keepdim=True)
+    alive = mean((z != 0.0).any(-1, keepdim=True).to(z.dtype)) > 0.0
     safe = torch.where(alive, z, 1.0)
-    y = safe * torch.rsqrt(safe.square().mean(-1, keepdim=True) + EPSILON)
+    y = safe * torch.rsqrt(mean(safe.square()) + EPSILON)
     if gain is not None:
         y = y * gain
     if gate is not None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from tamis.functional.sharding import active
@@ -44,6 +45,14 @@ def build_layer(config: ModelConfig, spec: Spec, position: Position, cross: Spec
         dropout=config.dropout,
         norm_eps=config.norm_eps,
     )
+
+
+class Embedding(nn.Embedding):
+    """Vectors of tokens; where a model has no output layer, also what the scores of tokens are made of."""
+
+    def scores(self, x: Tensor, bias: Tensor | None) -> Tensor:
+        """(B, L, embed_dim) to the logits of all tokens, (B, L, vocab_size)."""
+        return F.linear(x, self.weight, bias)
 
 
 def build_output(config: ModelConfig) -> tuple[nn.Linear | None, nn.Parameter | None]:

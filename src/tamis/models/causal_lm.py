@@ -5,11 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from tamis.mechanisms.registry import read_mechanism
-from tamis.models.blocks import build_layer, build_output, initialise, positions_of
+from tamis.models.blocks import Embedding, build_layer, build_output, initialise, positions_of
 from tamis.models.config import ModelConfig
 from tamis.models.pretrained import PretrainedModel
 from tamis.nn.cache import ModelCache
@@ -53,7 +52,7 @@ class CausalLM(PretrainedModel):
     def __init__(self, config: CausalLMConfig) -> None:
         super().__init__()
         self.config = config
-        self.embedding = nn.Embedding(config.vocab_size, config.embed_dim)
+        self.embedding = Embedding(config.vocab_size, config.embed_dim)
         self.position = config.build_position()
         self.layers = nn.ModuleList(
             build_layer(config, config.mechanism, self.position) for _ in range(config.num_layers)
@@ -107,7 +106,7 @@ class CausalLM(PretrainedModel):
         if cache is not None:
             cache.mask = mask
         x = self.norm(x)
-        return F.linear(x, self.embedding.weight, self.output_bias) if self.output is None else self.output(x)
+        return self.embedding.scores(x, self.output_bias) if self.output is None else self.output(x)
 
     def new_cache(self) -> ModelCache:
         return ModelCache(self.config.num_layers)

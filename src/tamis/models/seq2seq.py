@@ -6,11 +6,10 @@ import math
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from tamis.mechanisms.registry import read_mechanism
-from tamis.models.blocks import build_layer, build_output, initialise, positions_of
+from tamis.models.blocks import Embedding, build_layer, build_output, initialise, positions_of
 from tamis.models.config import ModelConfig
 from tamis.models.pretrained import PretrainedModel
 from tamis.nn.cache import ModelCache
@@ -61,9 +60,9 @@ class Seq2Seq(PretrainedModel):
     def __init__(self, config: Seq2SeqConfig) -> None:
         super().__init__()
         self.config = config
-        self.embedding = nn.Embedding(config.vocab_size, config.embed_dim)
+        self.embedding = Embedding(config.vocab_size, config.embed_dim)
         own_source = config.source_vocab_size is not None
-        self.source_embedding = nn.Embedding(config.source_vocab_size or 0, config.embed_dim) if own_source else None
+        self.source_embedding = Embedding(config.source_vocab_size or 0, config.embed_dim) if own_source else None
         self.encoder_position, self.decoder_position = config.build_position(), config.build_position()
         self.encoder = nn.ModuleList(
             build_layer(config, config.encoder_mechanism, self.encoder_position) for _ in range(config.encoder_layers)
@@ -140,7 +139,7 @@ class Seq2Seq(PretrainedModel):
         if cache is not None:
             cache.mask = mask
         x = self.decoder_norm(x)
-        return F.linear(x, self.embedding.weight, self.output_bias) if self.output is None else self.output(x)
+        return self.embedding.scores(x, self.output_bias) if self.output is None else self.output(x)
 
     def forward(
         self,

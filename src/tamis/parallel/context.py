@@ -20,6 +20,7 @@ from typing import Any, Unpack
 import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor
 
 from tamis.attention.call import NO_DROPOUT, Call, Dropout, Options, Part, check_call
 from tamis.attention.rules import Entmax, Rule
@@ -181,7 +182,8 @@ class ContextParallel(sharding.Sharding):
         tensors = parameters.parameters() if isinstance(parameters, nn.Module) else parameters
         for parameter in tensors:
             if parameter.grad is not None:
-                parameter.grad.copy_(self.exchange.total(parameter.grad))
+                own = parameter.grad.to_local() if isinstance(parameter.grad, DTensor) else parameter.grad
+                own.copy_(self.exchange.total(own))
 
     def _by_heads(self, call: Call, sight: Sight, rule: Rule, settings: Settings, dropout: Dropout) -> Tensor:
         query, key, value = to_heads(self.exchange, call.query, call.key, call.value)

@@ -102,6 +102,38 @@ def to_tokens(exchange: Exchange, *tensors: Tensor) -> tuple[Tensor, ...]:
     return _Swapped.apply(exchange, False, *tensors)
 
 
+def summed(exchange: Exchange, x: Tensor) -> Tensor:
+    """The sum over all processes, each of which goes on with it: gradients are summed as well."""
+    return _Summed.apply(exchange, x)
+
+
+def used_by_all(exchange: Exchange, x: Tensor) -> Tensor:
+    """x, which all processes hold alike, for what each of them does with it: gradients are summed."""
+    return _UsedByAll.apply(exchange, x)
+
+
+class _Summed(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, exchange: Exchange, x: Tensor) -> Tensor:
+        ctx.exchange = exchange
+        return exchange.total(x)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        return None, _Summed.apply(ctx.exchange, grad)
+
+
+class _UsedByAll(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, exchange: Exchange, x: Tensor) -> Tensor:
+        ctx.exchange = exchange
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        return None, _Summed.apply(ctx.exchange, grad)
+
+
 class _Whole(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, exchange: Exchange, dim: int, *tensors: Tensor) -> tuple[Tensor, ...]:

@@ -14,12 +14,17 @@ def exchange_of(mesh: DeviceMesh | Exchange | None, dim: str) -> Exchange:
         return mesh
     if mesh is None:
         return Exchange(None)
+    return Exchange(mesh_of(mesh, dim).get_group())
+
+
+def mesh_of(mesh: DeviceMesh, dim: str) -> DeviceMesh:
+    """That dimension alone."""
     if not isinstance(mesh, DeviceMesh):
-        raise TypeError(f"mesh must be a DeviceMesh, as init_device_mesh makes it, or None, got {mesh!r}")
+        raise TypeError(f"mesh must be a DeviceMesh, as init_device_mesh makes it, got {mesh!r}")
     names = mesh.mesh_dim_names
     if names is not None and dim in names:
-        return Exchange(mesh.get_group(dim))
+        return mesh[dim]
     if mesh.ndim == 1 and names is None:
-        return Exchange(mesh.get_group())
+        return mesh
     has = "dimensions without names" if names is None else f"the dimensions {', '.join(names)}"
     raise ValueError(f"the mesh has no dimension {dim!r}: it has {has}")

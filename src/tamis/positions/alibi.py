@@ -11,6 +11,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from tamis.functional.sharding import Heads
 from tamis.positions.base import Position
 from tamis.precision import KeepsPrecision
 from tamis.settings import choose
@@ -31,6 +32,9 @@ class ALiBi(KeepsPrecision, Position):
 
     def slopes(self) -> Tensor | None:
         return self.table
+
+    def split_heads(self, heads: Heads) -> None:
+        heads.split(self, "table")
 
     def extra_repr(self) -> str:
         return f"{self.table.numel()}, kind={self.kind!r}"

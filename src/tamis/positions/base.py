@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
+from tamis.functional.sharding import Heads
+
 
 class Position(nn.Module):
     """Positions are (L,), or (B or 1, L); `position_rows` brings them to the second form."""
@@ -33,6 +35,11 @@ class Position(nn.Module):
     def scaled_heads(self) -> Tensor | None:
         """Which heads (H,) a length-aware scale applies to; None for all."""
         return None
+
+    def split_heads(self, heads: Heads) -> None:
+        """Become the encoding of some of the heads, for tensor parallelism; one with slopes must define it."""
+        if self.slopes() is not None:
+            raise NotImplementedError(f"{type(self).__name__} must define split_heads() to be divided by heads")
 
     def check_layer(self, num_heads: int, head_dim: int) -> None:
         """Raise unless this encoding was built for a layer of these sizes: layers ask when they are built."""

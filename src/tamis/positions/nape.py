@@ -10,6 +10,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from tamis.functional.sharding import Heads
 from tamis.positions.alibi import harmonic_slopes
 from tamis.positions.base import Position
 from tamis.precision import KeepsPrecision
@@ -32,6 +33,9 @@ class NAPE(KeepsPrecision, Position):
 
     def scaled_heads(self) -> Tensor | None:
         return self.table == 0.0
+
+    def split_heads(self, heads: Heads) -> None:
+        heads.split(self, "table")
 
     def extra_repr(self) -> str:
         return f"{self.table.numel()}"
