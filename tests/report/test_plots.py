@@ -47,7 +47,8 @@ def test_dots_stay_inside_and_shares_do_not_go_below_zero():
     pytest.importorskip("matplotlib")
     run = cases.three_runs()[0]
     sites = {
-        site: {**figures, "null_share": [0.0] * len(figures["density"])} for site, figures in run.analysis["sites"].items()
+        site: {**figures, "null_share": [0.0] * len(figures["density"])}
+        for site, figures in run.analysis["sites"].items()
     }
     last = {}  # one layer of each kind
     for site, figures in sites.items():

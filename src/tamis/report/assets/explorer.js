@@ -267,6 +267,7 @@ async function drawExplorer() {
   const chosen = [state.run, ...state.others].map((number) => runs[number]).filter((run) => state.sentence in run.shown);
   const across = place.clientWidth > 860 ? Math.min(chosen.length, place.clientWidth > 1400 ? 3 : 2) : 1;
   const width = Math.floor((place.clientWidth - 32 * (across - 1)) / across);
+  if (!place.querySelector('.panel')) place.replaceChildren(el('p', { class: 'soft' }, 'reading weights \u2026'));
   const asked = Promise.all(chosen.map((run) => (tooLarge(run, state.sentence) ? null : viewOf(run))));
   const views = await asked.catch((error) => {
     if (!content.live) throw error;
