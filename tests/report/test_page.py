@@ -3,6 +3,7 @@
 import json
 import re
 from dataclasses import replace
+from importlib.resources import files
 from pathlib import Path
 
 import numpy as np
@@ -193,6 +194,37 @@ def test_a_link_to_an_unknown_run_says_so(opened):
     )
     browser.run("location.hash = '#rela/cross/4/1/0'")
     browser.until("return document.getElementById('notice').hidden")
+
+
+def test_axes_have_several_ticks(browser):
+    source = files("tamis.report").joinpath("assets", "numbers.js").read_text(encoding="utf-8")
+    browser.open("about:blank")
+    found = browser.run(
+        f"{source}; const made = [];"
+        "for (let k = 1; k < 400; k++) {"
+        "  const [low, span] = [Math.sin(k) * 10 ** (k % 7 - 3), (1 + (k % 90) / 10) * 10 ** (k % 5 - 3)];"
+        "  made.push([low, low + span, ticks(low, low + span, 4, { fewest: 3 })]);"
+        "} return made"
+    )
+    assert {len(ticks) for *_, ticks in found} <= {3, 4, 5, 6, 7}
+    for low, high, ticks in found:
+        air = 1e-6 * (high - low)
+        assert low - air <= ticks[0] < ticks[-1] <= high + air
+    assert browser.run(f"{source}; return ticks(0, 2.1, 5, {{ least: 1 }})") == [0, 1, 2]  # no halves of steps
+
+
+def test_a_row_waits_for_the_head_that_is_being_drawn(opened):
+    """Weights take a moment to unpack: until then the page must not say that it shows what was asked for."""
+    browser = opened(cases.three_runs(), "#softmax/cross/0/0/0")
+    early = browser.run(
+        "for (const name of ['layer', 'head']) document.querySelector(`[aria-label=${name}] [data-value='1']`).click();"
+        "document.body.dispatchEvent(new KeyboardEvent('keydown', { key: 'ArrowDown', bubbles: true }));"
+        "return [location.hash, document.body.dataset.drawn]"
+    )
+    assert early[0].startswith("#softmax/cross/0/1/1?row=")
+    assert early[1] == "#softmax/cross/0/0/0"
+    browser.until("return document.body.dataset.drawn === location.hash")
+    assert "layer 1, head 1" in browser.run("return document.querySelector('.panel').textContent")
 
 
 def test_page_and_pictures_have_one_palette(opened):

@@ -42,6 +42,31 @@ def test_the_legend_shows_what_is_drawn(name, dots):
         assert (handle.get_marker(), handle.get_linestyle()) == ((".", "None") if dots else ("None", "-"))
 
 
+def test_dots_stay_inside_and_shares_do_not_go_below_zero():
+    """One dot a panel, and a figure that no head has any of."""
+    pytest.importorskip("matplotlib")
+    run = cases.three_runs()[0]
+    sites = {
+        site: {**figures, "null_share": [0.0] * len(figures["density"])}
+        for site, figures in run.analysis["sites"].items()
+    }
+    last = {}  # one layer of each kind
+    for site, figures in sites.items():
+        last[figures["kind"]] = site
+    run = replace(run, analysis={**run.analysis, "sites": {site: sites[site] for site in last.values()}})
+    for panel in plots.diversity([run]).axes:
+        (line,) = panel.lines
+        assert panel.get_ylim()[0] == 0
+        assert max(line.get_ydata()) < 0.96 * panel.get_ylim()[1]
+    panels = plots.heads([run]).axes
+    none = [panel for panel in panels if panel.lines and not any(y for line in panel.lines for y in line.get_ydata())]
+    assert none
+    for panel in none:
+        ticks = [tick for tick in panel.get_yticks() if panel.get_ylim()[0] <= tick <= panel.get_ylim()[1]]
+        assert len(ticks) >= 3
+        assert min(ticks) == 0
+
+
 def test_distances_that_no_row_sees_are_not_drawn():
     pytest.importorskip("matplotlib")
     encoder, decoder = plots.positions(cases.three_runs()).axes

@@ -86,4 +86,8 @@ def _opened(subjects: Sequence[Subject], port: int, limits: Limits) -> LivePage:
 def _named(folders: Folders) -> list[tuple[str, Path]]:
     if isinstance(folders, Mapping):
         return list(folders.items())
-    return [(path.resolve().name, path) for path in folders]
+    whole = [path.resolve() for path in folders]
+    # The model of a run is called as its run is.
+    return [
+        (one.parent.name if one.name == "model" else one.name, path) for one, path in zip(whole, folders, strict=True)
+    ]

@@ -126,7 +126,10 @@ def heads(runs: Runs) -> Figure:
             _head_dots(panel, runs, kind, figure.name)
             _layer_axis(panel, runs, kind)
             panel.locator_params(axis="y", nbins=4, min_n_ticks=3)
-            if not any(len(line.get_xdata()) for line in panel.lines):
+            drawn = [float(value) for line in panel.lines for value in line.get_ydata()]
+            if not any(drawn):  # no head has any of it: matplotlib would go below zero
+                panel.set_ylim(-0.05, 1.05)
+            if not drawn:
                 panel.set_yticks([])
                 panel.text(0.5, 0.5, "nothing to measure", ha="center", fontsize=7, transform=panel.transAxes)
             panel.set_title(KINDS[kind] if figure is shown[0] else "", fontsize=9)
@@ -153,7 +156,8 @@ def diversity(runs: Runs) -> Figure:
             values = [run.analysis["sites"][site]["diversity"] for site in _layers(run, kind)]
             panel.plot(range(len(values)), values, "o-", color=colour, markersize=4)
         _layer_axis(panel, runs, kind)
-    panel.set_ylim(bottom=0)  # shared by all panels, so only now that they are full
+    highest = max(float(value) for panel in panels.values() for line in panel.lines for value in line.get_ydata())
+    panel.set_ylim(0, 1.06 * highest or 1)  # shared by all panels, so only now that they are full
     return _finish(figure, runs, runs)
 
 

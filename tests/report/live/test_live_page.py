@@ -1,5 +1,6 @@
 """The live page in a real browser: type, pick heads, compare, silence a head, edit, ten clients, hostile text."""
 
+import itertools
 import threading
 from types import SimpleNamespace
 
@@ -87,6 +88,28 @@ def test_a_sentence_is_typed_and_its_heads_are_shown(live, address):
     shown = browser.run("return [...document.querySelectorAll('.bar .weight')].map((one) => one.textContent)")
     assert [float(text) for text in shown] == pytest.approx(weights[1].tolist(), rel=6e-3)
     assert all(asked.startswith(address) for asked in browser.requests())
+
+
+def test_words_of_an_alignment_stand_apart(live):
+    browser = live()
+    typed(browser, TEXT)
+    boxes = browser.run(
+        "return [...document.querySelectorAll('.alignment .word')].map((word) => {"
+        " const box = word.getBBox(); return [Math.round(box.y), box.x, box.x + box.width] })"
+    )
+    lines = {y: sorted(box[1:] for box in boxes if box[0] == y) for y, *_ in boxes}
+    assert len(lines) == 2
+    for line in lines.values():
+        assert all(after[0] - before[1] > 8 for before, after in itertools.pairwise(line))
+
+
+def test_the_box_says_what_the_model_does_with_a_text(live):
+    browser = live()
+    said = "return [document.getElementById('ask').textContent, document.getElementById('text').placeholder]"
+    assert browser.run(said) == ["Translate", "Type a sentence to translate"]
+    browser.run("location.hash = '#text/decoder/0/0/0'")
+    browser.until("return document.getElementById('ask').textContent === 'Continue'")
+    assert browser.run(said) == ["Continue", "Type a text"]
 
 
 def test_models_stand_side_by_side(live):

@@ -67,13 +67,13 @@ function drawPanel(group, panel, x, y, size, colours) {
 }
 
 function drawAxes(group, panel, x, y, frame, across, up, colours) {
-  for (const tick of y.ticks ?? ticks(...y.domain, 4)) {
+  for (const tick of y.ticks ?? ticks(...y.domain, 4, { fewest: 3 })) {
     group.append(
       svg('line', { x1: frame.left, x2: frame.right, y1: up(tick), y2: up(tick), stroke: colours.grid }),
       label((y.format ?? tickText)(tick), frame.left - 6, up(tick) + 4, { fill: colours.soft, 'text-anchor': 'end' }),
     );
   }
-  const places = panel.ticks ?? x.ticks ?? ticks(...x.domain, Math.min(5, (frame.right - frame.left) / 60));
+  const places = panel.ticks ?? x.ticks ?? ticks(...x.domain, Math.min(5, (frame.right - frame.left) / 60), x);
   for (const tick of places) {
     const [place, text] = Array.isArray(tick) ? tick : [tick, (x.format ?? tickText)(tick)];
     group.append(label(text, across(place), frame.bottom + 15, { fill: colours.soft, 'text-anchor': 'middle' }));

@@ -232,6 +232,7 @@ function shades() {
 }
 
 let drawing = 0;
+let standing = 0; // the last wish that was drawn, or that failed
 let panels = [];
 
 // What a run has no picture of.
@@ -260,16 +261,20 @@ async function drawExplorer() {
   if (!Object.keys(runs[state.run].shown).length) {
     place.replaceChildren(el('p', { class: 'soft' }, content.live ? 'Type a text above.' : 'This run keeps no sentences to look at.'));
     byId('sentence').replaceChildren();
-    drawn();
+    drawn(own);
     return;
   }
   const chosen = [state.run, ...state.others].map((number) => runs[number]).filter((run) => state.sentence in run.shown);
   const across = place.clientWidth > 860 ? Math.min(chosen.length, place.clientWidth > 1400 ? 3 : 2) : 1;
   const width = Math.floor((place.clientWidth - 32 * (across - 1)) / across);
+  if (!place.querySelector('.panel')) place.replaceChildren(el('p', { class: 'soft' }, 'reading weights \u2026'));
   const asked = Promise.all(chosen.map((run) => (tooLarge(run, state.sentence) ? null : viewOf(run))));
   const views = await asked.catch((error) => {
     if (!content.live) throw error;
-    if (own === drawing) lostWeights(error);
+    if (own === drawing) {
+      standing = own;
+      lostWeights(error);
+    }
     return null;
   });
   if (!views || own !== drawing) return;
@@ -285,15 +290,16 @@ async function drawExplorer() {
   writeSentence();
   if (views[0] && state.view !== 'heads') markSentence(views[0]);
   byId('shades').replaceChildren(...shades());
-  drawn();
+  drawn(own);
 }
 
-// Only the row changed: what is drawn stays.
+// Only the row changed: what is drawn stays.  A drawing on its way takes the row along.
 function moveRow() {
+  if (standing !== drawing) return;
   pointedRow = null;
   panels.forEach(({ move }) => move());
   if (panels[0]?.view) markSentence(panels[0].view);
-  drawn();
+  drawn(drawing);
 }
 
 // The row under the pointer is shown as long as it is there.
@@ -305,7 +311,8 @@ function follow(row) {
 }
 
 // Says, to who asks, what is on the screen.
-function drawn() {
+function drawn(wish) {
+  standing = wish;
   document.body.dataset.drawn = hashOf({});
 }
 

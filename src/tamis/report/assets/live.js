@@ -93,7 +93,6 @@ function say(own, text) {
 function liveBox() {
   const box = el('textarea', {
     id: 'text', rows: 2, maxlength: 131072, dir: 'auto', 'aria-label': 'text to look at', spellcheck: 'false',
-    placeholder: runs[0].writes === 'translation' ? 'Type a sentence to translate' : 'Type a text',
   });
   const take = () => {
     live.text = box.value;
@@ -108,14 +107,18 @@ function liveBox() {
       take();
     }
   });
+  const press = button('', take, { class: 'strong', id: 'ask' });
   watchers.push((before) => {
     if (before.run !== state.run || String(before.others) !== String(state.others)) askAll();
+    const { writes } = runs[state.run];
+    press.textContent = ASKS[writes];
+    box.placeholder = writes === 'translation' ? 'Type a sentence to translate' : 'Type a text';
     drawAnswers();
   });
   return el(
     'div',
     { id: 'live' },
-    el('div', { class: 'ask' }, box, button(ASKS[runs[0].writes], take, { class: 'strong', id: 'ask' })),
+    el('div', { class: 'ask' }, box, press),
     el('div', { id: 'answers' }),
     el('div', { id: 'changes' }),
   );
@@ -138,7 +141,7 @@ function drawAnswers() {
 
 function answerCard(run) {
   const own = live.of.get(run.number);
-  const box = el('textarea', { rows: 2, dir: 'auto', class: 'answer', 'aria-label': `answer of ${run.name}: write another to see how attention moves`, spellcheck: 'false' });
+  const box = el('textarea', { rows: 2, dir: 'auto', class: 'answer', 'aria-label': `answer of ${run.name}: write another to see how attention moves`, placeholder: 'What it answers, to change as you like', spellcheck: 'false' });
   const said = el('p', { class: 'said', role: 'status' });
   const facts = el('p', { class: 'soft score' });
   const chances = el('p', { class: 'chances', dir: 'auto' });
@@ -222,7 +225,7 @@ function alignmentPicture({ source, target, pairs }) {
   };
   const [above, below] = [places(source), places(target)];
   const width = Math.ceil(Math.max(above.at(-1)?.end ?? 0, below.at(-1)?.end ?? 0));
-  const text = (y) => ({ word, middle }) => label(word, middle, y, { 'font-size': 14, 'text-anchor': 'middle', class: 'word' });
+  const text = (y) => ({ word, middle }) => label(word, middle, y, { 'text-anchor': 'middle', class: 'word' });
   const named = pairs.map(([i, j]) => `${source[i]} \u2013 ${target[j]}`).join(', ');
   const picture = svg('svg', { width, height: 92, viewBox: `0 0 ${width} 92`, role: 'img', class: 'alignment', 'aria-label': `word alignment: ${named || 'no links'}` });
   for (const [i, j] of pairs) picture.append(svg('line', { x1: above[i].middle, y1: 22, x2: below[j].middle, y2: 68, class: 'link' }));

@@ -21,10 +21,14 @@ function tickText(value) {
   return String(+value.toPrecision(4));
 }
 
-function ticks(low, high, wanted) {
+// Round numbers from low to high: about as many as are wanted, and not fewer than `fewest` where steps may be so small.
+function ticks(low, high, wanted, { fewest = 1, least = 0 } = {}) {
   const rough = (high - low || 1) / Math.max(1, wanted);
   const power = 10 ** Math.floor(Math.log10(rough));
-  const step = [1, 2, 5, 10].map((k) => k * power).find((size) => size >= rough * 0.999);
+  const sizes = [10, 5, 2, 1, 0.5].map((k) => k * power).filter((size) => size >= least);
+  const enough = (size) => Math.floor(high / size + 1e-9) - Math.ceil(low / size - 1e-9) + 1 >= fewest;
+  const from = Math.max(0, sizes.findLastIndex((size) => size >= rough * 0.999));
+  const step = sizes.slice(from).find(enough) ?? sizes[from] ?? least;
   const found = [];
   for (let k = Math.ceil(low / step - 1e-9); k * step <= high + 1e-9 * step; k++)
     found.push(+(k * step).toPrecision(12));

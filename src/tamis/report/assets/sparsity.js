@@ -180,7 +180,7 @@ function supportByLength() {
             })),
           ),
         })),
-        x: { label: 'visible keys', hold: [0] },
+        x: { label: 'visible keys', hold: [0], least: 1 },
         y: { hold: [0] },
         entries: entriesOf(some, colours),
       }),
@@ -234,7 +234,7 @@ function scales() {
                 })),
               ),
           })),
-          x: { label: 'visible keys', hold: [0] },
+          x: { label: 'visible keys', hold: [0], least: 1 },
           y: { hold: [0] },
         }),
         rows: [

@@ -35,7 +35,7 @@ function trainingCurves() {
         'Panels have scales of their own.',
       draw: (colours) => ({
         panels: names.map((name) => trainingPanel(name, colours)),
-        x: { label: 'step', hold: [0] },
+        x: { label: 'step', hold: [0], least: 1 },
         y: { own: true },
         entries: entriesOf(runs, colours),
       }),
@@ -117,7 +117,7 @@ function alphaTrajectories() {
               tip: ([step, alpha]) => [headName(head), `step ${whole(step)}`, `alpha ${fixed(alpha, 3)}`],
             })),
         })),
-        x: { label: 'step' },
+        x: { label: 'step', least: 1 },
         y: { domain: [1, 2] },
         entries: layerEntries(run, colours),
       }),
