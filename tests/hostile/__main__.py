@@ -37,6 +37,7 @@ from hostile.harness import Part, Run
 from hostile.kill import Kill
 from hostile.recipes import Recipes
 from hostile.text import Text
+from hostile.worlds import KINDS, world_of
 
 PARTS: tuple[type[Part], ...] = (Kill, Damage, Recipes, Commands, Calls, Disk, Company, Text)
 
@@ -114,7 +115,9 @@ def _write(run: Run, wanted: argparse.Namespace) -> None:
 def _found(part: Part, seed: int) -> bool:
     """Whether a fault that is made on purpose is noticed in a few trials."""
     run = Run([part], seed, lambda text: None)
-    run.one(part.name, 0)  # what is undisturbed is made before
+    for kind in KINDS:  # what is undisturbed is made before
+        world_of(kind, part.place)
+    run.one(part.name, 0)
     if run.failed:
         print(f"{part.name}: fails without a fault: {run.to_dict()}")
         return False

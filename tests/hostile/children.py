@@ -20,8 +20,8 @@ from typing import Any
 
 from hostile.harness import WrongError
 
-PATIENCE = 120.0
-"""Seconds after which a child hangs.  What children do here takes a second or two, on a busy machine ten times that."""
+PATIENCE = 300.0
+"""Seconds after which a child hangs.  What children do here takes a second or two, on a busy machine a hundred times that."""
 LONGEST = 3000
 """Characters of an error message that somebody may be expected to read."""
 
@@ -52,8 +52,8 @@ class Outcome:
             raise WrongError(f"{what}: exit code {self.code}, expected {' or '.join(map(str, codes))}\n{said}")
         if self.code == 1 and "error: " not in self.err:
             raise WrongError(f"{what}: exit code 1 without an error message\n{said}")
-        if self.code == 2 and "Usage: " not in self.err:
-            raise WrongError(f"{what}: exit code 2 without the usage\n{said}")
+        if self.code == 2 and "Error: " not in self.err and "Usage: " not in self.err:
+            raise WrongError(f"{what}: exit code 2 without a message\n{said}")
         message = self.err.rpartition("error: ")[2]
         if self.code == 1 and len(message) > LONGEST:
             raise WrongError(f"{what}: an error message of {len(message):,} characters\n{said}")

@@ -13,7 +13,7 @@ from hostile.worlds import KINDS, copied, world_of
 
 WORDS = (
     "run", "recipe.toml", "data", "missing", "run/model", "run/checkpoints", "run/config.toml", "run/model/config.json",
-    "a=run", "a=run,run", "=run", "a=", "a=run,missing", "=", ",", "", " ", "-", "--", "---", "-x", "--help=3", ".", "..",
+    "a=run", "a=run,run", "=run", "a=", "a=run,missing", "=", ",", "", " ", "-", "--", "-x", "--help=3", ".", "..",
     "\u202e", "\U0001f642", "ä ö", "\udcff", "x" * 300, "0", "-1", "1e999", "nan", "9" * 20, "true", "[1", "{}", "cpu",
     "cuda:99", "svg", "hf", "no-such", "training.lr=3", "lr", "beam=0", "lengths=[1", "a.b.c=1", "steps=1e400", "=3",
 )  # fmt: skip

@@ -79,7 +79,7 @@ class Found:
 
 class Damage(Part):
     name = "damage"
-    share = 4.0
+    share = 3.0
 
     def __init__(self, place: Path) -> None:
         super().__init__(place)

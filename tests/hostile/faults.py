@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
+from pathlib import Path
 from typing import Any
 from unittest import mock
 
@@ -29,8 +31,7 @@ def optimizer_forgotten() -> Iterator[None]:
 @contextmanager
 def window_too_wide() -> Iterator[None]:
     """Attention within a window sees one key more."""
-    from tamis.functional import attention
-
+    attention = sys.modules["tamis.functional.attention"]  # in the package its function goes by that name
     real = attention.check_call
 
     def check_call(*of: Any, window: Any = None, **options: Any) -> Any:
@@ -58,7 +59,11 @@ def nobody_waits() -> Iterator[None]:
     """Processes do not notice that another one trains in their folder."""
     from tamis.experiments import stages
 
-    with mock.patch.object(stages, "alone_in", nullcontext):
+    def alone_in(folder: Path) -> AbstractContextManager[None]:
+        (folder / ".lock").touch()
+        return nullcontext()
+
+    with mock.patch.object(stages, "alone_in", alone_in):
         yield
 
 
@@ -96,8 +101,7 @@ def errors_unexplained() -> Iterator[None]:
 @contextmanager
 def text_unescaped() -> Iterator[None]:
     """Text gets into the page as it is."""
-    from tamis.report import page
-
+    page = sys.modules["tamis.report.page"]
     with mock.patch.object(page, "embedded", json.dumps):
         yield
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import random
 import shutil
 import time
+import traceback
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
@@ -101,6 +102,8 @@ class Run:
             part.trial(random.Random(f"{self.seed} {name} {number}"), folder, tally.counts)
         except WrongError as wrong:
             self._note(name, number, str(wrong))
+        except Exception as error:  # of the harness itself, which goes on
+            self._note(name, number, f"the harness: {error!r}\n{traceback.format_exc()}")
         finally:
             tally.trials += 1
             tally.seconds += time.monotonic() - began

@@ -17,7 +17,7 @@ class Kill(Part):
 
     def trial(self, draw: random.Random, folder: Path, counts: Counter[str]) -> None:
         world = world_of(draw.choice(KINDS), self.place)
-        stage = draw.choice([*world.stages.values()])
+        stage = draw.choice([*world.stages.values(), world.stages["train"]])
         copied(stage.before, folder)
         told = []
         for _ in range(draw.choice((1, 1, 2, 3))):  # who was killed may be killed again while it goes on

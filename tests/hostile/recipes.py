@@ -30,7 +30,7 @@ STRANGE: tuple[Any, ...] = (
 
 class Recipes(Part):
     name = "recipes"
-    share = 2.0
+    share = 1.5
 
     def trial(self, draw: random.Random, folder: Path, counts: Counter[str]) -> None:
         kinds = [draw.choice(KINDS) for _ in range(READ)]

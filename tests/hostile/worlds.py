@@ -121,6 +121,7 @@ class World:
 
     def build(self, *names: str) -> World:
         """Go through these stages, or through all."""
+        shutil.rmtree(self.place, ignore_errors=True)
         now = self.place / "0"
         now.mkdir(parents=True)
         (now / "recipe.toml").write_text(RECIPES[self.kind])
@@ -152,10 +153,14 @@ class World:
             raise WrongError(f"{what}: {'; '.join(different)}")
 
 
-@functools.cache
 def world_of(kind: str, beside: Path) -> World:
-    """That of a kind, made when a part of the harness asks for it first."""
-    return World(kind, beside.parent / "worlds" / kind).build()
+    """That of a kind, which all parts share, made when one asks for it first."""
+    return _world(kind, beside.parent / "worlds")
+
+
+@functools.cache
+def _world(kind: str, place: Path) -> World:
+    return World(kind, place / kind).build()
 
 
 def counting(path: Path) -> Callable[[], None]:
