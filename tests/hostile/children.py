@@ -21,7 +21,7 @@ from typing import Any
 from hostile.harness import WrongError
 
 PATIENCE = 300.0
-"""Seconds after which a child hangs.  What children do here takes a second or two, on a busy machine a hundred times that."""
+"""Seconds after which a child hangs.  Children take a second or two here, on a busy machine many times that."""
 LONGEST = 3000
 """Characters of an error message that somebody may be expected to read."""
 
