@@ -5,11 +5,12 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 TORCH := $(shell grep '^torch==' constraints.txt)
 WORKERS ?= 2
+MINUTES ?= 5
 # Most of the time of GPU tests goes into compiling kernels.
 GPU_WORKERS ?= 8
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test browser check format slow native-check docs gpu-test sanitize gpu-proof bench clean
+.PHONY: help demo test hostile browser check format slow native-check docs gpu-test sanitize gpu-proof bench clean
 
 help:  ## show this
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -36,6 +37,9 @@ demo: $(VENV)/.user  ## the whole story in pictures and a table, written to demo
 test: $(VENV)/.dev  ## the fast CPU tests (about 9 minutes on two cores)
 	@command -v chromedriver >/dev/null || echo 'no chromedriver: tests of the report in a browser are skipped, see make browser'
 	TAMIS_NATIVE=require OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m 'not gpu and not slow' -n $(WORKERS) --dist loadfile
+
+hostile: $(VENV)/.dev  ## kills, damage, garbage and random calls for five minutes; MINUTES=120 for two hours
+	PYTHONPATH=tests TAMIS_NATIVE=require $(BIN)/python -m hostile --minutes $(MINUTES)
 
 browser:  ## Chromium, its driver and axe for the tests of the report, where there are apt and npm
 	command -v chromedriver >/dev/null || { apt-get update -qq && \

@@ -1,4 +1,5 @@
 import dataclasses
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -6,6 +7,7 @@ import torch
 
 from tamis.decoding import DecodingConfig
 from tamis.experiments import Translation, arms_of, read_recipe, read_settings
+from tamis.experiments.recipe import as_toml
 from tamis.settings import choose_device
 from tamis.training.settings import TrainingConfig
 
@@ -159,6 +161,12 @@ def test_any_character_is_written_and_read_back(small, tmp_path, text):
     recipe = dataclasses.replace(read_recipe(small), description=text)
     (tmp_path / "again.toml").write_bytes(recipe.to_toml().encode())
     assert read_recipe(tmp_path / "again.toml") == recipe
+
+
+@pytest.mark.parametrize("key", ["", "a b", "ä", "a.b", '"', "\x7f", "plain-1_A"])
+def test_any_key_is_written_and_read_back(key):
+    values = {key: 1, "section": {key: {key: [1, 2]}}}
+    assert tomllib.loads(as_toml(values)) == values
 
 
 def test_booleans_are_spelled_as_in_toml(small):

@@ -39,6 +39,7 @@ from tamis.models import CausalLM, CausalLMConfig, Seq2Seq, Seq2SeqConfig
         ({"norm": "layernrom"}, "did you mean 'layernorm'"),
         ({"arrangement": "prenorm"}, "did you mean 'pre'"),
         ({"activation": "gleu"}, "did you mean 'ge?lu'|did you mean 'geglu'"),
+        ({"activation": {"": 1}}, "activation must be a string, got {'': 1}"),
         ({"dropout": 1.5}, "dropout"),
         ({"attention_dropout": 1.5}, "dropout"),
         ({"attention_dropout": -0.1}, "dropout"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +17,7 @@ from tamis.native import library
 
 needs_kernels = pytest.mark.skipif(library.load() is None, reason=f"C++ kernels are {library.status()}")
 RULES = ("entmax", "entmax", "entmax", "learned", "per query", "relu", "squared_relu", "leaky_relu")
+LENGTHS = (1, 2, 5, 16, 17, 31, 48, 65, 100, 129, 200, 333)
 
 
 @dataclass(frozen=True)
@@ -31,18 +33,17 @@ class Drawn:
     def run(self, dtype: torch.dtype, probe: Tensor, **more: Any) -> list[Tensor]:
         """The output and all gradients, in fp64."""
         leaves = {name: self._as(name, x, dtype).requires_grad_() for name, x in self.inputs.items()}
-        options = self.options | more
-        if "slopes" in leaves:
-            options["alibi_slopes"] = leaves["slopes"]
-        if "alpha" in leaves:
-            rule: tamis.Rule = tamis.Entmax(leaves["alpha"])
-        elif self.rule == "entmax":
-            rule = tamis.Entmax(self.numbers["alpha"])
-        else:
-            rule = tamis.Activation(self.rule, self.numbers["bias"], bool(self.numbers["per_count"]))
-        out = tamis.attention(leaves["query"], leaves["key"], leaves["value"], rule=rule, **options)
+        out = tamis.attention(leaves["query"], leaves["key"], leaves["value"], **self.given(leaves), **more)
         gradients = torch.autograd.grad(out, list(leaves.values()), probe.to(out.dtype))
         return [x.detach().double() for x in (out, *gradients)]
+
+    def given(self, leaves: dict[str, Tensor]) -> dict[str, Any]:
+        """The rule and the options of a call with these inputs."""
+        options = self.options | ({"alibi_slopes": leaves["slopes"]} if "slopes" in leaves else {})
+        if "alpha" in leaves or self.rule == "entmax":
+            return {"rule": tamis.Entmax(leaves.get("alpha", self.numbers["alpha"])), **options}
+        activation = tamis.Activation(self.rule, self.numbers["bias"], bool(self.numbers["per_count"]))
+        return {"rule": activation, **options}
 
     @staticmethod
     def _as(name: str, x: Tensor, dtype: torch.dtype) -> Tensor:
@@ -50,7 +51,7 @@ class Drawn:
         return x.to(dtype if name in ("query", "key", "value") else wide).detach().clone()
 
 
-def draw(seed: int) -> Drawn:
+def draw(seed: int, lengths: Sequence[int] = LENGTHS, rules: Sequence[str] = RULES) -> Drawn:
     """Everything follows from the seed."""
     chance, generator = random.Random(seed), torch.Generator().manual_seed(seed)
 
@@ -61,7 +62,6 @@ def draw(seed: int) -> Drawn:
     packed = chance.random() < 0.15
     batch = 1 if packed else chance.choice((1, 2, 3))
     key_heads, groups = chance.choice(((1, 1), (2, 1), (1, 3), (2, 2)))
-    lengths = (1, 2, 5, 16, 17, 31, 48, 65, 100, 129, 200, 333)
     keys = chance.choice(lengths)
     queries = keys if chance.random() < 0.5 else chance.choice(lengths)
     dim, value_dim = chance.choice((1, 7, 16, 20, 64, 80)), chance.choice((1, 5, 16, 48, 64))
@@ -74,7 +74,7 @@ def draw(seed: int) -> Drawn:
     }
     if chance.random() < 0.3:  # as projections lie in memory
         inputs = {name: x.transpose(1, 2).contiguous().transpose(1, 2) for name, x in inputs.items()}
-    rule = chance.choice(RULES)
+    rule = chance.choice(rules)
     numbers = {
         "alpha": chance.choice((1.0, 1.01, 1.1, 1.25, 1.5, 1.5, 1.7, 2.0)),
         "bias": chance.choice((0.0, 0.5, -0.5)),

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import datetime
 import json
+import re
 import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -39,10 +40,12 @@ def read_tables(path: str | Path, overrides: Sequence[str] = (), arms: Sequence[
 def as_toml(values: Mapping[str, Any]) -> str:
     """Plain values first, then a section for each table; what is None is left out."""
     sections = {name: value for name, value in values.items() if isinstance(value, dict)}
-    lines = [f"{key} = {_toml(value)}" for key, value in values.items() if key not in sections and value is not None]
+    lines = [
+        f"{_key(key)} = {_toml(value)}" for key, value in values.items() if key not in sections and value is not None
+    ]
     for name, settings in sections.items():
-        lines += ["", f"[{name}]"]
-        lines += [f"{key} = {_toml(value)}" for key, value in settings.items() if value is not None]
+        lines += ["", f"[{_key(name)}]"]
+        lines += [f"{_key(key)} = {_toml(value)}" for key, value in settings.items() if value is not None]
     return "\n".join(lines) + "\n"
 
 
@@ -122,12 +125,17 @@ def _apply(tables: dict[str, Any], override: str) -> None:
     tables[key] = value
 
 
+def _key(name: str) -> str:
+    """As it is where TOML allows that, or in quotes."""
+    return name if re.fullmatch("[A-Za-z0-9_-]+", name) else _toml(name)
+
+
 def _toml(value: Any) -> str:
     """A plain value as TOML writes it."""
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, dict):
-        return "{ " + ", ".join(f"{key} = {_toml(item)}" for key, item in value.items()) + " }"
+        return "{ " + ", ".join(f"{_key(key)} = {_toml(item)}" for key, item in value.items()) + " }"
     if isinstance(value, list | tuple):
         return "[" + ", ".join(_toml(item) for item in value) + "]"
     if isinstance(value, float):

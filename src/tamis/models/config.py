@@ -18,6 +18,7 @@ from tamis.settings import (
     optional_numbers,
     readable,
     shares,
+    strings,
 )
 
 OF_POSITIONS = {"rope": ("base", "rope_base"), "learned": ("max_length", "max_length")}
@@ -71,6 +72,7 @@ class ModelConfig(Config):
         at_least(self, 1, "vocab_size", "embed_dim", "num_heads", "ffn_dim", "max_length")
         optional_at_least(self, 1, "num_kv_heads", "head_dim")
         shares(self, "dropout", "attention_dropout")
+        strings(self, "activation", "norm", "arrangement")
         booleans(self, "bias", "tie_embeddings", "output_bias")
         numbers(self, "rope_base", above=0.0)
         optional_numbers(self, "initial_spread", "norm_eps", above=0.0)
