@@ -43,7 +43,7 @@ from tamis.experiments.base import (
     density_record,
 )
 from tamis.experiments.folder import RunFolder
-from tamis.files import replacing
+from tamis.files import digest_of, replacing
 from tamis.models.config import ModelConfig
 from tamis.models.pretrained import WEIGHTS, PretrainedModel
 from tamis.models.seq2seq import Seq2Seq, Seq2SeqConfig
@@ -311,7 +311,5 @@ def _hypotheses(run: RunFolder, pairs: Sequence[Pair]) -> list[str]:
 
 def _scored(run: RunFolder, pairs: Sequence[Pair]) -> dict[str, str]:
     """What an evaluation depends on, by checksum."""
-    with (run.model / WEIGHTS).open("rb") as file:
-        model = hashlib.file_digest(file, "sha256").hexdigest()
     text = "".join(f"{pair.source}\n{pair.target}\n" for pair in pairs)
-    return {"model": model, "test": hashlib.sha256(text.encode()).hexdigest()}
+    return {"model": digest_of(run.model / WEIGHTS), "test": hashlib.sha256(text.encode()).hexdigest()}

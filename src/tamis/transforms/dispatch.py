@@ -30,10 +30,21 @@ def forward_mode() -> bool:
     return forward_ad._current_level >= 0 or any(level.key() == jvp for level in levels)
 
 
+def is_mapped(x: Tensor) -> bool:
+    """Whether `torch.vmap` has this tensor stand for many, within other transforms or not."""
+    if torch.compiler.is_compiling():
+        return False
+    while torch._C._functorch.is_functorch_wrapped_tensor(x):
+        if torch._C._functorch.is_batchedtensor(x):
+            return True
+        x = torch._C._functorch.get_unwrapped(x)
+    return False
+
+
 def transforming() -> str | None:
     """Who differentiates in a way that no kernel has, or None."""
     if torch.compiler.is_compiling():
         return None
-    if torch._C._functorch.peek_interpreter_stack() is None and forward_ad._current_level < 0:
+    if torch._C._functorch.peek_interpreter_stack() is None and not forward_mode():
         return None
     return "torch.func transforms and forward-mode derivatives need the plain operations"
