@@ -132,7 +132,12 @@ class ASEntmaxAttention(KeepsPrecision, Mechanism):
     def rule(self, inputs: Inputs) -> Rule:
         if self.alphas is not None:
             return Entmax(self.alphas)
+        if (moved := self.moved("alpha")) is not None:
+            return Entmax(moved)
         return Softmax() if self.alpha == 1.0 else Entmax(self.alpha)
+
+    def movable(self) -> dict[str, float]:
+        return {"alpha": self.alpha} if self.alphas is None else {}
 
     def query_scale(self, inputs: Inputs) -> Tensor:
         return _only(self.scale(inputs.hidden, inputs.visible_counts()), self.scaled_heads)

@@ -118,8 +118,13 @@ class EntmaxAttention(KeepsPrecision, Mechanism):
             self.alpha = alpha if isinstance(alpha, nn.Module | Tensor) else float(alpha)
 
     def rule(self, inputs: Inputs) -> Rule:
+        if (moved := self.moved("alpha")) is not None:
+            return Entmax(moved)
         alpha = self.alpha() if isinstance(self.alpha, nn.Module) else self.alpha
         return Softmax() if isinstance(alpha, float) and alpha == 1.0 else Entmax(alpha)
+
+    def movable(self) -> dict[str, float]:
+        return {"alpha": self.alpha} if isinstance(self.alpha, float) else {}
 
     def learned_alphas(self) -> Tensor | None:
         if isinstance(self.alpha, LearnedAlpha):
