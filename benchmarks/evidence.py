@@ -108,31 +108,55 @@ def units() -> list[Unit]:
 
 
 def adaptive() -> Iterable[Unit]:
-    """Alphas that have time to travel: the sum of their rates is 45, that of the paper's schedule 44."""
+    """Alphas that have time to travel: the sum of their rates is 45, that of the paper's schedule 44; and the same with
+    the recipe's own rate, and under pressure that begins after the warm-up."""
     long: dict[str, Any] = {
         "data.train": "grammar:train:120000",
         "training.steps": 3000,
         "training.checkpoint_every": 1000,
         "training.mechanism_lr": 10.0,
     }
+    pressed = {"training.schedules": [{"name": "pressure", "target": 0.02}]}
+    variants: dict[str, tuple[str, dict[str, Any]]] = {
+        "entmax": ("entmax", {}),
+        "softmax": ("softmax", {}),
+        "slow-entmax": ("entmax", {"training.mechanism_lr": 4.0}),
+        "pressed-entmax": ("entmax", pressed),
+    }
     for seed in SEEDS:
-        for arm in ("entmax", "softmax"):
+        for variant, (arm, changes) in variants.items():
             yield Unit(
-                group="long", variant=arm, recipe="recipes/demo.toml", arms=(arm,), seed=seed, changes=long, minutes=16
+                group="long",
+                variant=variant,
+                recipe="recipes/demo.toml",
+                arms=(arm,),
+                seed=seed,
+                changes={**long, **changes},
+                minutes=16,
             )
 
 
 def rectified() -> Iterable[Unit]:
-    """ReLA as it is, and with a slope that goes to 0."""
-    slopes = {"leaky-400": {"name": "slope", "end": 400}, "leaky-700": {"name": "slope", "end": 700}}
-    schedules = {"rela": {}, **{name: {"training.schedules": [spec]} for name, spec in slopes.items()}}
+    """ReLA as it is, and with what might close its gap to softmax: a slope that goes to 0, and the rest of the list."""
+    slopes = {
+        "leaky-400": {"name": "slope", "end": 400},
+        "leaky-700": {"name": "slope", "end": 700},
+        "leaky-from-0.2": {"name": "slope", "start": 0.2, "end": 400},
+    }
+    tried: dict[str, dict[str, Any]] = {
+        "softmax": {},
+        "rela": {},
+        **{name: {"training.schedules": [spec]} for name, spec in slopes.items()},
+        "by-count": {"model.mechanism": {"name": "rela", "divide_by_count": True}},
+        "long-warm-up": {"training.warmup": 300},
+    }
     for seed in SEEDS:
-        for variant, changes in schedules.items():
+        for variant, changes in tried.items():
             yield Unit(
                 group="demo",
                 variant=variant,
                 recipe="recipes/demo.toml",
-                arms=("rela",),
+                arms=("softmax" if variant == "softmax" else "rela",),
                 seed=seed,
                 changes=changes,
                 minutes=5,
@@ -189,9 +213,10 @@ def figures(run: RunFolder) -> dict[str, Any]:
     found: dict[str, Any] = {
         "steps": training[-1]["step"],
         "seconds": training[-1]["seconds"],
+        "losses": {str(record["step"]): record["loss"] for record in some(training)},
         "valid": {str(record["step"]): record["valid_loss"] for record in records if "valid_loss" in record},
         "valid_density": last_density(records),
-        "schedules": {str(r["step"]): r["schedules"] for r in training if "schedules" in r},
+        "schedules": {str(record["step"]): record["schedules"] for record in some(training) if "schedules" in record},
     }
     if "translation" in evaluation:
         found |= {name: evaluation["translation"][name]["score"] for name in ("bleu", "chrf")}
@@ -201,7 +226,10 @@ def figures(run: RunFolder) -> dict[str, Any]:
     if run.analysis.is_file():
         analysis = run.analysed()
         found |= {name: analysis[name] for name in ("summary", "alphas", "named_heads") if name in analysis}
-        found["trajectories"] = thinned(analysis["trajectories"]) if analysis.get("alphas") else None
+        if analysis.get("alphas"):
+            alphas = analysis["trajectories"]
+            sites = {name: some(rows) for name, rows in alphas["sites"].items()}
+            found["trajectories"] = {"steps": some(alphas["steps"]), "sites": sites}
         found["importance"] = analysis["importance"]
         found["null_signal"] = analysis.get("null_signal")
         found["sites"] = {name: site(of, analysis["offsets"]) for name, of in analysis["sites"].items()}
@@ -231,11 +259,9 @@ def site(found: dict[str, Any], offsets: list[int]) -> dict[str, Any]:
     return {"kind": found["kind"], **{name: found[name] for name in names}, "confidence": at}
 
 
-def thinned(found: dict[str, Any], most: int = 60) -> dict[str, Any]:
-    """Alphas over training at no more than so many steps, the first and the last among them."""
-    places = sorted({round(i * (len(found["steps"]) - 1) / (most - 1)) for i in range(most)})
-    sites = {name: [rows[place] for place in places] for name, rows in found["sites"].items()}
-    return {"steps": [found["steps"][place] for place in places], "sites": sites}
+def some(values: list[Any], most: int = 60) -> list[Any]:
+    """No more than so many, evenly, the first and the last among them."""
+    return [values[place] for place in sorted({round(i * (len(values) - 1) / (most - 1)) for i in range(most)})]
 
 
 def rounded(value: Any) -> Any:
