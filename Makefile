@@ -10,7 +10,7 @@ MINUTES ?= 5
 GPU_WORKERS ?= 8
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test hostile browser check format slow native-check docs gpu-test sanitize gpu-proof bench clean
+.PHONY: help demo test hostile browser check format slow native-check docs gpu-test sanitize gpu-proof bench evidence clean
 
 help:  ## show this
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -90,6 +90,11 @@ bench: $(VENV)/.dev  ## the benchmarks this machine can run, as tables and JSON
 	$(BIN)/tamis bench transforms --output benchmarks/results
 	$(BIN)/tamis bench attention --output benchmarks/results
 	$(BIN)/tamis bench solver --output benchmarks/results
+
+# What is done is not done again, and what was interrupted goes on; the estimate of the hours comes first.
+evidence: $(VENV)/.dev  ## what the papers claim, run on a CPU: hours, two runs at a time, a result file each
+	TAMIS_NATIVE=require OMP_NUM_THREADS=1 $(BIN)/python benchmarks/evidence.py run
+	$(BIN)/python benchmarks/evidence.py tables
 
 clean:  ## remove the environment and everything made
 	rm -rf $(VENV) site docs/static/katex demo gpu-proof build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -242,7 +242,17 @@ def test_attention_is_aligned_as_defined(mechanism, end):
         expected = score_links(links, GOLD)
         assert cell.score.links == expected.links
         assert cell.score == expected
+    for mode, layers in (("normal", report.normal), ("shifted", report.shifted)):
+        for number, layer in enumerate(layers):
+            shift, links = ["normal", "shifted"].index(mode), []
+            for found, pair in zip(weights, GOLD, strict=True):
+                alive = [
+                    head / head.sum(-1, keepdim=True).clamp(min=1e-30) for head in found[f"decoder.{number}.cross"][0]
+                ]
+                links.append(expected_links(torch.stack(alive).mean(0), pair, shift, end))
+            assert layer.normalised == score_links(links, GOLD)
     if mechanism == "rela":
+        assert any(layer.normalised != layer.average for layer in report.normal)
         nulls = sum(int((x["decoder.0.cross"] == 0).all(-1).sum()) for x in weights)
         assert nulls > 0  # so the case was tested
 

@@ -173,6 +173,8 @@ _KEPT: Kept[Prepared] = Kept()
 
 
 def _obstacle_of_rule(mechanism: Mechanism) -> str | None:
+    if not mechanism.at_rest:
+        return f"a schedule moves its {' and '.join(mechanism.movable())}"
     if isinstance(mechanism, EntmaxAttention) and _alphas(mechanism).numel() not in (1, mechanism.num_heads):
         return "alphas differ within a head"
     if isinstance(mechanism, ReLAttention) and mechanism.activation != "relu":

@@ -96,6 +96,9 @@ class LayerAlignment:
 
     heads: tuple[AlignmentScore, ...]
     average: AlignmentScore
+    normalised: AlignmentScore
+    """The average of weights that were first divided by the sum of their row: where nothing is normalised, as in ReLA,
+    a head with large weights outvotes the others.  It is no candidate for the best."""
 
     @property
     def best_head(self) -> int:
@@ -106,6 +109,7 @@ class LayerAlignment:
             "heads": [score.to_dict() for score in self.heads],
             "best_head": self.best_head,
             "average": self.average.to_dict(),
+            "normalised": self.normalised.to_dict(),
         }
 
 
@@ -239,7 +243,7 @@ def strongest(weights: Tensor, allowed: Tensor) -> Tensor:
 def _aligned(
     model: Seq2Seq, batch: list[_Sentence], source_vocabulary: Vocabulary, target_vocabulary: Vocabulary, end: str
 ) -> Iterator[Tensor]:
-    """For each sentence the source subwords that its target subwords are linked to, (modes, layers, heads + 1, n)."""
+    """For each sentence the source subwords that its target subwords are linked to, (modes, layers, heads + 2, n)."""
     device = next(model.parameters()).device
     eos, bos = source_vocabulary.eos_id, target_vocabulary.bos_id
     source = _padded([[*sentence.source, eos] for sentence in batch], model.config.pad_id, device)
@@ -250,12 +254,15 @@ def _aligned(
     layers = []
 
     def consume(site: str, weights: Tensor, visible: Tensor) -> None:
-        everything = torch.cat([weights, weights.mean(1, keepdim=True)], 1)  # (B, H + 1, Lt, Ls)
+        sums = weights.sum(-1, keepdim=True)
+        normalised = weights / torch.where(sums > 0.0, sums, 1.0)
+        averages = [of.mean(1, keepdim=True) for of in (weights, normalised)]
+        everything = torch.cat([weights, *averages], 1)  # (B, H + 2, Lt, Ls)
         layers.append(strongest(everything, candidates))
 
     with capture(model, consume, sites=lambda site: site.endswith("cross")):
         model(source, target)
-    index = torch.stack(layers, 1).cpu()  # (B, layers, H + 1, Lt)
+    index = torch.stack(layers, 1).cpu()  # (B, layers, H + 2, Lt)
     for sentence, rows in zip(batch, index, strict=True):
         rows = torch.where(rows < len(sentence.source), rows, -1)
         count = len(sentence.target)
@@ -289,16 +296,19 @@ def _table(links: Iterable[Link], shape: tuple[int, int]) -> Tensor:
 
 
 def _report(counts: Tensor) -> AlignmentReport:
-    """From counts (pairs, 4, modes, layers, heads + 1)."""
+    """From counts (pairs, 4, modes, layers, heads + 2)."""
     by_mode = {}
     for number, mode in enumerate(MODES):
         layers = []
         for layer in counts.sum(0)[:, number].unbind(1):
-            *heads, average = (AlignmentScore.from_counts(*cell) for cell in layer.T.tolist())
-            layers.append(LayerAlignment(heads=tuple(heads), average=average))
+            *heads, average, normalised = (AlignmentScore.from_counts(*cell) for cell in layer.T.tolist())
+            layers.append(LayerAlignment(heads=tuple(heads), average=average, normalised=normalised))
         by_mode[mode] = tuple(layers)
     return AlignmentReport(
-        pairs=len(counts), normal=by_mode["normal"], shifted=by_mode["shifted"], interval=_interval(counts)
+        pairs=len(counts),
+        normal=by_mode["normal"],
+        shifted=by_mode["shifted"],
+        interval=_interval(counts[..., :-1]),
     )
 
 

@@ -6,14 +6,15 @@ from collections.abc import Mapping
 from statistics import fmean
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 from transformers import TrainerCallback
 
 from tamis.analysis.capture import capture
 from tamis.analysis.learned import learned_alphas
 from tamis.analysis.metrics import AttentionMetrics
-from tamis.hf.training import learned, sparsity_pressure
+from tamis.hf.training import learned
+from tamis.mechanisms import Ramp
+from tamis.mechanisms.schedules import press
 from tamis.nn.modes import evaluating
 
 
@@ -21,20 +22,21 @@ class SparsityCallback(TrainerCallback):
     """Adds `pressure` times :func:`sparsity_pressure` to the loss of every update, and figures to the logs.
 
     Args:
-        pressure: 0 adds none.
+        pressure: 0 adds none; a `Ramp` lets it begin later, such as after the warm-up.
         sample: what the model is called with to measure densities; none are measured by default.
 
-    ``SparsityCallback(pressure=0.02).attach(trainer)``.  Logged are "alpha/mean", "alpha/min", "alpha/max",
-    "alpha/SITE", "density/mean" and "density/SITE", the means over the heads of a site.
+    ``SparsityCallback(pressure=0.02).attach(trainer)``.  Logged are "pressure", "alpha/mean", "alpha/min",
+    "alpha/max", "alpha/SITE", "density/mean" and "density/SITE", the means over the heads of a site.
 
-    The pressure depends on nothing but the alphas, so its gradient is added where those of the loss are complete: after
-    clipping, once for each update, whatever the accumulation and the number of processes.
+    The gradient of the pressure is added where those of the loss are complete: see :func:`press`.
     """
 
-    def __init__(self, pressure: float = 0.0, sample: Mapping[str, Any] | None = None) -> None:
-        if not pressure >= 0.0:
+    def __init__(self, pressure: float | Ramp = 0.0, sample: Mapping[str, Any] | None = None) -> None:
+        ramp = pressure if isinstance(pressure, Ramp) else Ramp(start=pressure, target=pressure, begin=0, end=0)
+        if not (ramp.start >= 0.0 and ramp.target >= 0.0):
             raise ValueError(f"pressure must be at least 0, got {pressure}")
-        self.pressure, self.sample = pressure, sample
+        self.pressure, self.sample = ramp, sample
+        self.presses = ramp.start > 0.0 or ramp.target > 0.0
 
     def attach(self, trainer: Any) -> Any:
         """Put this in front of the callbacks of a Trainer, so that those that report find the figures; returns it.
@@ -45,8 +47,8 @@ class SparsityCallback(TrainerCallback):
         return trainer
 
     def on_train_begin(self, args: Any, state: Any, control: Any, model: Any = None, **_: Any) -> None:
-        if self.pressure:
-            if not any(parameter.requires_grad for parameter in _raw_alphas(model)):
+        if self.presses:
+            if not any(alpha.raw.requires_grad for alpha in learned(model)):
                 raise ValueError(
                     "pressure needs alphas that are trained, and this model has none: see tamis.hf.sparsify"
                 )
@@ -54,12 +56,8 @@ class SparsityCallback(TrainerCallback):
                 raise ValueError("with fp16 gradients are scaled until they are clipped: set max_grad_norm above 0")
 
     def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, model: Any = None, **_: Any) -> None:
-        if self.pressure:
-            alphas = [parameter for parameter in _raw_alphas(model) if parameter.requires_grad]
-            with torch.enable_grad():
-                gradients = torch.autograd.grad(self.pressure * sparsity_pressure(model), alphas)
-            for parameter, gradient in zip(alphas, gradients, strict=True):
-                parameter.grad = gradient if parameter.grad is None else parameter.grad + gradient
+        if strength := self.pressure.at(state.global_step + 1):
+            press(learned(model), strength)
 
     def on_log(
         self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, model: Any = None, **_: Any
@@ -67,6 +65,8 @@ class SparsityCallback(TrainerCallback):
         if logs is None or "loss" not in logs:  # evaluations, and the summary at the end, are logged too
             return
         figures = self.figures(model)
+        if self.presses:
+            figures["pressure"] = self.pressure.at(state.global_step)
         logs.update(figures)
         if state.log_history:
             state.log_history[-1].update(figures)
@@ -91,7 +91,3 @@ def _named(figure: str, sites: Mapping[str, tuple[float, ...]]) -> dict[str, flo
     summary = {"mean": fmean(every), "min": min(every), "max": max(every)}
     named = {**summary, **{site: fmean(heads) for site, heads in sites.items()}}
     return {f"{figure}/{name}": value for name, value in named.items()}
-
-
-def _raw_alphas(model: nn.Module) -> list[nn.Parameter]:
-    return [alpha.raw for alpha in learned(model)]

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from tamis.hf.sites import parts_of
 from tamis.mechanisms import LearnedAlpha
+from tamis.mechanisms.schedules import distance_from_sparsest, learned_alphas_of
 
 
 def added_parameters(model: nn.Module) -> list[nn.Parameter]:
@@ -36,10 +36,9 @@ def sparsity_pressure(model: nn.Module) -> Tensor:
     alphas = learned(model)
     if not alphas:
         raise ValueError("the model has no learned alphas: call tamis.hf.sparsify first")
-    distances = [(alpha.high - alpha()) / (alpha.high - alpha.low) for alpha in alphas]
-    return torch.cat([distance.flatten() for distance in distances]).mean()
+    return distance_from_sparsest(alphas)
 
 
 def learned(model: nn.Module) -> list[LearnedAlpha]:
     """The learned alphas that `sparsify` added."""
-    return [module for _, part in parts_of(model) for module in part.modules() if isinstance(module, LearnedAlpha)]
+    return learned_alphas_of(part for _, part in parts_of(model))

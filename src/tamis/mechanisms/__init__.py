@@ -5,6 +5,7 @@ from tamis.mechanisms.base import Inputs, Mechanism
 from tamis.mechanisms.entmax import EntmaxAttention, LearnedAlpha
 from tamis.mechanisms.registry import MECHANISMS, build_mechanism
 from tamis.mechanisms.rela import ReLANorm, ReLAttention
+from tamis.mechanisms.schedules import Ramp
 from tamis.mechanisms.softmax import SoftmaxAttention
 from tamis.mechanisms.softpick import SoftpickAttention
 
@@ -17,6 +18,7 @@ __all__ = [
     "Inputs",
     "LearnedAlpha",
     "Mechanism",
+    "Ramp",
     "ReLANorm",
     "ReLAttention",
     "ScalableSoftmaxAttention",

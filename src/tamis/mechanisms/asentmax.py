@@ -137,7 +137,12 @@ class ASEntmaxAttention(KeepsPrecision, Mechanism):
     """One per head, where they differ."""
 
     def rule(self, inputs: Inputs) -> Rule:
+        if (moved := self.moved("alpha")) is not None:
+            return Entmax(moved)
         return Entmax(self.alpha if self.alphas is None else self.alphas)
+
+    def movable(self) -> dict[str, float]:
+        return {"alpha": self.alpha} if self.alphas is None else {}
 
     def query_scale(self, inputs: Inputs) -> Tensor:
         return _only(self.scale(inputs.hidden, inputs.visible_counts()), self.scaled_heads)

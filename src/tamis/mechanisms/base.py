@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from tamis import functional
@@ -57,6 +58,8 @@ class Mechanism(nn.Module):
     settle before they have learnt where to look; dense ones override it."""
     has_alphas: bool = False
     """Whether its rule is always entmax, or softmax, so that analyses may give its heads other alphas for a while."""
+    at_rest: bool = True
+    """Whether what schedules move is where it was built to be."""
 
     def rule(self, inputs: Inputs) -> Rule:
         """How scores become weights."""
@@ -73,6 +76,26 @@ class Mechanism(nn.Module):
     def scale_parts(self, hidden: Tensor, counts: Tensor) -> ScaleParts | None:
         """What the scale is for these inputs and numbers of keys (B, H or 1, Lq); None if there is none."""
         return None
+
+    def movable(self) -> dict[str, float]:
+        """What a schedule may move in the course of training, and where each is built to be, which is where it ends."""
+        return {}
+
+    def move(self, name: str, value: float) -> None:
+        """Let what `movable` has under this name be `value`, until it is moved again.
+
+        It lies in a buffer that stays the same tensor, so compiled steps and captured ones see it; no file has it.
+        """
+        ends = self.movable()[name]
+        if (buffer := self.moved(name)) is None:
+            self.register_buffer(f"moved_{name}", torch.tensor(value, dtype=torch.float32), persistent=False)
+        else:
+            buffer.fill_(value)
+        self.at_rest = value == ends
+
+    def moved(self, name: str) -> Tensor | None:
+        """Where it is, a tensor without dimensions; None if it was never moved."""
+        return getattr(self, f"moved_{name}", None)
 
     def check_layer(self, embed_dim: int, num_heads: int, head_dim: int) -> None:
         """Raise unless this mechanism was built for a layer of these sizes: layers ask when they are built."""

@@ -121,7 +121,12 @@ class EntmaxAttention(KeepsPrecision, Mechanism):
             self.alpha = alpha if isinstance(alpha, nn.Module | Tensor) else float(alpha)
 
     def rule(self, inputs: Inputs) -> Rule:
+        if (moved := self.moved("alpha")) is not None:
+            return Entmax(moved)
         return Entmax(self.alpha() if isinstance(self.alpha, nn.Module) else self.alpha)
+
+    def movable(self) -> dict[str, float]:
+        return {"alpha": self.alpha} if isinstance(self.alpha, float) else {}
 
     def learned_alphas(self) -> Tensor | None:
         if isinstance(self.alpha, LearnedAlpha):

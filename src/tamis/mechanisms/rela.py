@@ -14,11 +14,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from tamis import functional
 from tamis.attention.rules import ACTIVATIONS, Activation, Rule
 from tamis.functional.sharding import Heads
 from tamis.kernels.rela_norm import ops
@@ -65,7 +67,26 @@ class ReLAttention(Mechanism):
         self.norm = ReLANorm(embed_dim, embed_dim // num_heads, variant)
 
     def rule(self, inputs: Inputs) -> Rule:
-        return Activation(self.activation, self.bias, self.divide_by_count, self.slope)
+        slope = self.moved("slope")
+        if slope is None or self.at_rest:
+            return Activation(self.activation, self.bias, self.divide_by_count, self.slope)
+        return Activation("leaky_relu", self.bias, self.divide_by_count, slope.item())
+
+    def movable(self) -> dict[str, float]:
+        """The slope below 0 of what is a relu in the end."""
+        return {"slope": 0.0} if self.activation == "relu" else {}
+
+    def forward(self, query: Tensor, key: Tensor, value: Tensor, **arguments: Any) -> Tensor:
+        slope = self.moved("slope")
+        if slope is None or self.at_rest:
+            return super().forward(query, key, value, **arguments)
+        # max(x, s x) = (1 - s) relu(x) + s x: every backend knows both, and s stays a tensor.  Dropout draws for each.
+        arguments = {name: given for name, given in arguments.items() if name not in ("hidden", "page_norms")}
+        rectified, straight = (
+            functional.attention(query, key, value, rule=Activation(name, self.bias, self.divide_by_count), **arguments)
+            for name in ("relu", "identity")
+        )
+        return torch.lerp(rectified, straight, slope.to(rectified.dtype))
 
     def check_layer(self, embed_dim: int, num_heads: int, head_dim: int) -> None:
         super().check_layer(embed_dim, num_heads, head_dim)

@@ -33,6 +33,8 @@ class StepNumbers(NamedTuple):
     """Loss summed over tokens, norm of the gradient, and 1 where the step was left out, else 0."""
     alphas: dict[str, Tensor]
     """At steps that are recorded."""
+    moved: dict[str, float]
+    """Where schedules have what they move."""
 
 
 class Recorder:
@@ -139,6 +141,8 @@ class Recorder:
             "skipped": state.skipped,
             "alphas": {name: alphas.flatten().tolist() for name, alphas in numbers.alphas.items()},
         }
+        if numbers.moved:
+            record["schedules"] = numbers.moved
         self._last_seconds, self._last_tokens, self._waited = seconds, state.tokens, 0.0
         state.window_loss, state.window_tokens = 0.0, 0
         self.display.show(record)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from tamis.parallel.context import WAYS
 from tamis.settings import (
@@ -18,6 +20,7 @@ from tamis.settings import (
     shares,
     strings,
 )
+from tamis.training.schedules import read_schedules
 
 SMALLEST_EPS = 1e-30  # what is much smaller is 0 in fp32, and a gradient of 0 then a step of NaN
 SCHEDULES = ("inverse-sqrt", "noam", "cosine", "constant")
@@ -59,6 +62,10 @@ class TrainingConfig(Config):
     """Rate of alphas, gains, gates and whatever else a mechanism learns, as a multiple of everybody's."""
     clip: float = 1.0
     """Largest norm of the gradient; 0 leaves it as it is."""
+    schedules: tuple[Mapping[str, Any], ...] = ()
+    """What else moves: { name = "alpha", end = 4000 } from 1, or `start`, to the alpha of [model], { name = "slope",
+    end = 600 } from leaky to rectified for ReLA, { name = "pressure", target = 0.02 } on learned alphas.  In a straight
+    line between the steps `begin` and `end`; pressure begins after the warm-up by default."""
 
     loss: str = "cross-entropy"
     """Or "entmax": the output layer becomes sparse too."""
@@ -124,6 +131,8 @@ class TrainingConfig(Config):
         choose("precision", self.precision, ("fp32", "bf16"))
         choose("parallel", self.parallel, ("ddp", "fsdp"))
         choose("context", self.context, WAYS)
+        read_schedules(self.schedules, self.steps, self.warmup)
+        object.__setattr__(self, "schedules", tuple(self.schedules))  # which TOML has not
         if not 1.0 <= self.loss_alpha <= 2.0:
             raise ValueError(f"loss_alpha must lie in [1, 2], got {self.loss_alpha}")
         if self.eps < SMALLEST_EPS:

@@ -26,6 +26,7 @@ from tamis.training.journal import Display, Record
 from tamis.training.optim import MovingAverage, build_optimizers, learning_rate, step
 from tamis.training.protocol import Task, Update
 from tamis.training.recorder import Recorder, StepNumbers
+from tamis.training.schedules import Schedules
 from tamis.training.settings import TrainingConfig
 from tamis.training.start import start_from
 from tamis.training.state import State, stream_seed
@@ -61,6 +62,8 @@ class Trainer:
         if config.start is not None and not self._has_checkpoint():
             new = start_from(model, Path(config.start))
             self.display.say(f"starting from {config.start}" + (f", but for {len(new)} new weights" if new else ""))
+        self.schedules = Schedules(model, config.schedules, config.steps, config.warmup)
+        self.schedules.place(model, 0)  # before anything is compiled
         self.kind = type(model)  # sharding gives the model another class
         self.model = model.to(process.device).train()
         if config.compile:
@@ -99,7 +102,7 @@ class Trainer:
         """To export: the mean of the last checkpoints, or the best one; of the moving average where one is kept."""
         if self.state.best_value is None:
             raise TrainingError(f"no validation in {self.folder} had a finite loss: there is no model to export")
-        good = [step for step in self._regular() if self._is_good(step)]
+        good = [step for step in self._regular() if self.schedules.at_rest(step) and self._is_good(step)]
         if not good:
             raise TrainingError(f"no checkpoint in {self.checkpoints.folder} can be used: there is no model to export")
         steps = good[-self.config.average :]
@@ -152,6 +155,7 @@ class Trainer:
     def _update(self, update: Update, position: Position) -> None:
         number, (tokens, parts) = self.state.step + 1, update
         torch.manual_seed(stream_seed(self.config.seed, number, self.process.rank))
+        self.schedules.place(self.model, number)
         self.model.zero_grad(set_to_none=self.graphs is None)  # a graph adds to tensors that stay
         total = torch.zeros((), device=self.process.device)
         backward = self._backward if self.graphs is None else self.graphs
@@ -163,6 +167,7 @@ class Trainer:
                 total += backward(part, self.process.world / tokens)
         norm, total = self._clip(), self.process.total(total)
         wrong = (~(norm + total).isfinite()).float()
+        self.schedules.press(number)
         lr = learning_rate(self.config, number, getattr(self.model.config, "embed_dim", 1))
         step(self.optimizers, lr, wrong)
         if self.ema is not None:
@@ -170,7 +175,8 @@ class Trainer:
         self.state.step, self.state.position = number, position
         values = torch.stack([total, norm, wrong])
         alphas = self._alphas() if number % self.config.log_every == 0 else {}
-        self.recorder.add(StepNumbers(number, position.epoch, tokens, lr, values, alphas))
+        moved = self.schedules.values(number)
+        self.recorder.add(StepNumbers(number, position.epoch, tokens, lr, values, alphas, moved))
 
     def _backward(self, part: Any, factor: float | Tensor) -> Tensor:
         """Add the gradients of a part's loss times a factor; returns the loss."""
@@ -241,7 +247,8 @@ class Trainer:
                     record |= self.observe(model)
         monitor = self.config.monitor
         value = record["valid_loss"] if monitor == "loss" or not self.process.leads else -record[f"valid_{monitor}"]
-        record["best"] = self.state.judge(self.process.agree(value))
+        value = self.process.agree(value)
+        record["best"] = self.schedules.at_rest(self.state.step) and self.state.judge(value)
         self.recorder.validated(record)
         self.recorder.pause(time.monotonic() - began)
 
@@ -252,6 +259,7 @@ class Trainer:
         saved = distributed.whole(distributed.weights(self.model))
         copy = self.kind(self.model.config)
         distributed.restore(distributed.weights(copy), saved)
+        self.schedules.place(copy, self.state.step)
         return copy.to(self.process.device).eval()
 
     @contextmanager
