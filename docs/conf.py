@@ -20,6 +20,7 @@ extensions = [
     "sphinx_copybutton",
     "every_name",
     "formulas",
+    "notebooks",
     "repository",
 ]
 exclude_patterns = ["extensions", "README.md"]

@@ -1,4 +1,4 @@
-"""Attention by the C++ kernels: plain tensors in, plain tensors out.  What is computed, docs/kernels.md says."""
+"""Attention by the C++ kernels: plain tensors in, plain tensors out.  What is computed, docs/cpu-attention.md says."""
 
 from __future__ import annotations
 

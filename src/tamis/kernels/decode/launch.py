@@ -84,7 +84,7 @@ def decode(a: Arguments, table: Tensor | None, norms: Tensor | None) -> Tensor:
                 SPAN=span, PIECE=min(span, PIECE // lines), LINES=lines,
             )  # fmt: skip
         else:
-            # One stage: masked loads of 4 bytes are slower when they are made ahead (docs/kernels.md).
+            # One stage: masked loads of 4 bytes are slower when they are made ahead (docs/kernels/what-was-tried.md).
             launch(
                 kernels.streamed, key_heads * blocks * spans, tiles._replace(stages=1), (a.value,),
                 (blocks, spans, groups), (a.value, scores, tops, state, outs, live, table, a.e), SPAN=span,
