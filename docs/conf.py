@@ -21,6 +21,7 @@ extensions = [
     "every_name",
     "formulas",
     "notebooks",
+    "commands",
     "repository",
 ]
 exclude_patterns = ["extensions", "README.md"]

@@ -194,7 +194,7 @@ def _put_in_place(scratch: Path, folder: Path, split: str, header: dict[str, Any
 
 
 def _digest(header: dict[str, Any]) -> str:
-    """Of a header: what it says of the other files is the fingerprint of a run's data."""
+    """Hash a header: what it says of the other files is the fingerprint of a run's data."""
     return hashlib.sha256(json.dumps(header, sort_keys=True).encode()).hexdigest()
 
 
@@ -205,7 +205,7 @@ class IndexedCorpus:
     ITEMS: ClassVar[str]
     """What it holds, in the plural."""
     PIECES: ClassVar[int]
-    """Of which an item consists."""
+    """How many pieces an item consists of."""
     VOCABULARIES: ClassVar[tuple[str, ...]]
     """Keys of the header under which their fingerprints are."""
 
@@ -243,7 +243,7 @@ class IndexedCorpus:
 
     @property
     def fingerprint(self) -> str:
-        """Of all that is in it: the text, and how it was cut into subwords."""
+        """A hash of all that is in it: the text, and how it was cut into subwords."""
         parts = (self._files[name]["sha256"] for name in sorted(self._files))
         return hashlib.sha256("".join((*self._fingerprints, *parts)).encode()).hexdigest()
 

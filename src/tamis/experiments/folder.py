@@ -43,7 +43,7 @@ class RunFolder:
         return any(self.checkpoints.glob("step-*"))
 
     def records(self) -> list[Record]:
-        """Of training; none where they are not there."""
+        """Return the records of training; none where they are not there."""
         return list(read_journal(self.metrics)) if self.metrics.is_file() else []
 
     def read_evaluation(self) -> dict[str, Any] | None:

@@ -55,7 +55,7 @@ class Arguments(NamedTuple):
 
 _KINDS = {Tensor: "Tensor", Tensor | None: "Tensor?", str: "str", float: "float", int: "int", bool: "bool"}
 SCHEMA = ", ".join(f"{_KINDS[kind]} {name}" for name, kind in get_type_hints(Arguments).items())
-"""Of the custom operations, which take the arguments one by one."""
+"""The schema of the custom operations, which take the arguments one by one."""
 DIFFERENTIABLE = 5
 """So many arguments come first and may have gradients."""
 
@@ -118,4 +118,4 @@ SIGNATURES = {
     "tamis_attention_collect": [c_void_p, c_void_p, c_void_p, c_void_p],
     "tamis_attention_total": [c_void_p, *(c_int64,) * 3, c_void_p, *(c_int64,) * 3],
 }
-"""Of the functions in cpp/attention_*.cpp."""
+"""Signatures of the functions in cpp/attention_*.cpp."""

@@ -127,13 +127,13 @@ PAGE_UNIT = 16
 _KINDS = {Tensor: "Tensor", Tensor | None: "Tensor?", str: "str", float: "float", int: "int", bool: "bool"}
 _DECLARED = {name: _KINDS[kind] for name, kind in get_type_hints(Arguments).items()}
 SCHEMA = ", ".join(f"{kind} {name}" for name, kind in _DECLARED.items())
-"""Of the custom operations, which take the arguments one by one."""
+"""The schema of the custom operations, which take the arguments one by one."""
 TENSORS = sum(kind.startswith("Tensor") for kind in _DECLARED.values())
 """So many of the arguments come first and are tensors."""
 
 
 class Results(NamedTuple):
-    """Of a forward pass."""
+    """What a forward pass returns."""
 
     out: Tensor
     out2: Tensor
