@@ -20,6 +20,8 @@ extensions = [
     "sphinx_copybutton",
     "every_name",
     "formulas",
+    "notebooks",
+    "commands",
     "repository",
 ]
 exclude_patterns = ["extensions", "README.md"]

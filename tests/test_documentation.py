@@ -1,9 +1,11 @@
-"""The code shown to readers runs, and the links between documents lead somewhere."""
+"""The code shown to readers runs and prints what they are shown; what documents name exists; numbers are in files."""
 
+import contextlib
+import importlib.util
+import io
 import json
 import re
 from pathlib import Path
-from statistics import fmean
 
 import pytest
 
@@ -11,6 +13,17 @@ from tamis.mechanisms import MECHANISMS
 
 ROOT = Path(__file__).parent.parent
 DOCUMENTS = sorted(ROOT.glob("*.md")) + sorted((ROOT / "docs").rglob("*.md"))
+NOTEBOOKS = sorted((ROOT / "docs").rglob("*.ipynb"))
+BLOCK = re.compile(r"^```python\n(.*?)^```(?:\n+```text\n(.*?)^```)?", flags=re.DOTALL | re.MULTILINE)
+NUMBER = re.compile(r"\d+(?:\.\d+)?")
+
+
+def module(path):
+    """Load a script of the repository that no package holds."""
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    loaded = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(loaded)
+    return loaded
 
 
 def name(path):
@@ -19,13 +32,16 @@ def name(path):
 
 @pytest.mark.parametrize("path", DOCUMENTS, ids=name)
 def test_python_blocks_run(path):
-    """Blocks of one document share their names, as a reader would type them."""
-    blocks = re.findall(r"^```python\n(.*?)^```", path.read_text(), flags=re.DOTALL | re.MULTILINE)
+    """Blocks of one document share their names, as a reader would type them; text right below is what they print."""
     namespace: dict[str, object] = {}
     before = set(MECHANISMS)
     try:
-        for number, block in enumerate(blocks, 1):
-            exec(compile(block, f"{path.name} block {number}", "exec"), namespace)
+        for number, (block, shown) in enumerate(BLOCK.findall(path.read_text()), 1):
+            printed = io.StringIO()
+            with contextlib.redirect_stdout(printed):
+                exec(compile(block, f"{path.name} block {number}", "exec"), namespace)
+            if shown:
+                assert printed.getvalue() == shown
     finally:  # what a page registers is its own
         for name in set(MECHANISMS) - before:
             del MECHANISMS[name]
@@ -45,36 +61,65 @@ def test_readme_names_the_two_commands():
     assert {"demo", "test", "check", "slow", "gpu-test", "bench"} <= set(targets)
 
 
-def result(name):
-    return json.loads((ROOT / f"benchmarks/results/{name}.json").read_text())
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=name)
+def test_notebooks_run(path):
+    """Their numbers may differ between machines in the last digit; what they claim they assert."""
+    notebooks = module(ROOT / "docs/extensions/notebooks.py")
+    shown, ran = (json.loads(path.read_text()) for _ in range(2))
+    notebooks.run(ran)
+    for before, now in zip(notebooks.code_of(shown), notebooks.code_of(ran), strict=True):
+        assert NUMBER.sub("#", notebooks.printed(now)) == NUMBER.sub("#", notebooks.printed(before))
 
 
-def test_figures_of_the_first_screen_are_those_of_their_files():
-    attention, gpu = result("attention-cpu-v4")["rows"], result("kernels-short-gpu")["rows"]
-    translation = result("decode-cpu")["rows"]["base-1-5-equal"]["over_ctranslate2_fp32"]
+def test_there_are_notebooks():
+    assert len(NOTEBOOKS) >= 2
+    for path in NOTEBOOKS:
+        assert path.with_suffix("").relative_to(ROOT / "docs").as_posix() in (ROOT / "docs/index.md").read_text()
 
-    def on_cpu(batch, length):
-        found = next(row["over_sdpa"] for row in attention if (row["batch"], row["length"]) == (batch, length))
-        return found["learned"], found["alpha 1.5"]
 
-    def on_gpu(length):
-        times = next(row["times"] for row in gpu if (row["length"], row["shape"]) == (length, "causal"))
-        return tuple(times[name]["both_us"] / times["sdpa flash"]["both_us"] for name in ("learned alpha", "alpha 1.5"))
+@pytest.mark.parametrize("path", DOCUMENTS, ids=name)
+def test_files_that_are_named_exist(path):
+    """Recipes, results, scripts and pages, whether or not they are links."""
+    for named in re.findall(
+        r"(?<![\w/.-])((?:recipes|benchmarks|docs|examples|tests|src)/[\w./-]+\.\w+)", path.read_text()
+    ):
+        assert (ROOT / named).exists(), f"{path.name} names {named}"
+    for named in re.findall(r"(?<![\w/.*-])([\w-]+-(?:cpu|gpu)(?:-v\d)?\.json)", path.read_text()):
+        assert (ROOT / "benchmarks/results" / named).exists(), f"{path.name} names {named}"
 
-    expected = {
-        "8 texts of 1,024 tokens": on_cpu(8, 1024),
-        "64 sentences of 32 words": on_cpu(64, 32),
-        "beam 5, one sentence": (translation["entmax fp32"], translation["entmax15 fp32"]),
-        "causal, 128 tokens": on_gpu(128),
-        "causal, 512 tokens": on_gpu(512),
-    }
-    screen = (ROOT / "README.md").read_text().partition("## Two commands")[0]
-    for name, figures in expected.items():
-        line = next(line for line in screen.splitlines() if name in line)
-        assert line.endswith("| " + " | ".join(f"{figure:.2f}" for figure in figures) + " |"), line
-    seeds = result("demo-seeds-cpu")["runs"]
-    for arm, label in (("softmax", "| softmax |"), ("entmax", "| alpha-entmax, learned |"), ("rela", "| ReLA-g |")):
-        own = [run for run in seeds if run["arm"] == arm and not run["changes"]]
-        line = next(line for line in screen.splitlines() if line.startswith(label))
-        assert f"| {fmean(run['bleu'] for run in own):.1f} +-" in line
-        assert f"| {100 * fmean(run['aer'] for run in own):.1f} +-" in line
+
+def test_the_table_of_readme_is_what_its_files_say():
+    """If not: python benchmarks/readme.py"""
+    readme = module(ROOT / "benchmarks/readme.py")
+    text = readme.README.read_text()
+    assert readme.written(text) == text
+
+
+def test_no_other_table_of_readme_has_results():
+    """Numbers of tables come from files, so only the table that is written from them has any."""
+    readme = module(ROOT / "benchmarks/readme.py")
+    before, _, rest = readme.README.read_text().partition(readme.BEGIN)
+    others = before + rest.partition(readme.END)[2]
+    for line in others.splitlines():
+        if line.startswith("|"):
+            words = re.sub(r"\]\([^)]*\)|CTranslate2|int8", "]", line)
+            assert NUMBER.findall(words) == [], line
+
+
+def test_the_table_of_readme_finds_its_rows():
+    readme = module(ROOT / "benchmarks/readme.py")
+    rows = [{"length": 1, "causal": True}, {"length": 1, "causal": False}]
+    assert readme.one(rows, length=1, causal=True) is rows[0]
+    with pytest.raises(ValueError, match=r"expected one row with .*, got 2"):
+        readme.one(rows, length=1)
+    with pytest.raises(ValueError, match="expected <!-- written"):
+        readme.written("no table")
+    assert (readme.ratio(1.004), readme.ratio(1.006), readme.ratio(None)) == ("1.00", "**1.01**", "")
+
+
+@pytest.mark.parametrize("path", DOCUMENTS, ids=name)
+def test_what_has_no_result_file_is_a_mark_with_one_footnote(path):
+    text = path.read_text()
+    notes = [line for line in text.splitlines() if line.startswith("† ")]
+    assert len(notes) == (1 if "†" in text else 0)
+    assert text.count("no result file") == len(notes)

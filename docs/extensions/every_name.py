@@ -1,4 +1,4 @@
-"""Every public name stands in the reference with a docstring of its own, or the build fails."""
+"""Every public name stands in the reference with a docstring that stands for itself, or the build fails."""
 
 import importlib
 import inspect
@@ -6,6 +6,29 @@ import inspect
 from sphinx.util import logging
 
 log = logging.getLogger(__name__)
+
+NOT_A_VERB = ("A", "All", "An", "As", "Back", "Every", "From", "How", "Of", "The", "What", "Where", "Who", "Within")
+
+
+def faults(value):
+    """Yield what is wrong with the docstring of a public class or function."""
+    doc = inspect.getdoc(value)
+    if not doc:
+        yield "has no docstring"
+        return
+    first = doc.split()[0]
+    if first == "Of":
+        yield "has a docstring that begins with 'Of'"
+    if not inspect.isfunction(value):
+        return
+    if first in NOT_A_VERB or not first[0].isupper():
+        yield f"has a docstring that begins with {first!r}, and not with a verb"
+    signature = inspect.signature(value)
+    if signature.parameters and "Args:" not in doc:
+        yield "takes arguments, and its docstring has no Args"
+    silent = signature.return_annotation in (None, "None") or inspect.isgeneratorfunction(inspect.unwrap(value))
+    if not silent and not any(word in doc for word in ("Returns:", "Returns the", "Yields")):
+        yield "returns something, and its docstring has no Returns"
 
 
 def check(app, env):
@@ -24,8 +47,9 @@ def check(app, env):
                 continue
             if id(value) not in seen:
                 log.warning("%s.%s is public and not in the reference", module, name)
-            if (inspect.isclass(value) or inspect.isfunction(value)) and not inspect.getdoc(value):
-                log.warning("%s.%s has no docstring", module, name)
+            if inspect.isclass(value) or inspect.isfunction(value):
+                for fault in faults(value):
+                    log.warning("%s.%s %s", module, name, fault)
 
 
 def setup(app):

@@ -28,7 +28,7 @@ def analyze(
     thresholds: Thresholds | None = None,
     run: Run = run_model,
 ) -> Analysis:
-    """What every head of a model does on some sentences.  Only sums are kept, whatever their number.
+    """Measure what every head of a model does on some sentences.  Only sums are kept, whatever their number.
 
     Args:
         model: any module with :class:`tamis.nn.Attention` or :class:`tamis.nn.MultiheadAttention` in it.
@@ -36,6 +36,9 @@ def analyze(
         shown: numbers of sentences whose tokens and non-zero weights to keep.
         thresholds: from which score on a head is named.
         run: calls the model on a batch; by default as `Seq2Seq` and `CausalLM` are called.
+
+    Returns:
+        figures of every site, as attributes and as JSON.
     """
     stream = _Stream(frozenset(shown))
     device = device_of(model)

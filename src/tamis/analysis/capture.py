@@ -70,9 +70,12 @@ def capture(
 def capture_sparse(
     model: nn.Module, *, sites: Callable[[str], bool] | None = None
 ) -> Iterator[dict[str, list[SparseWeights]]]:
-    """As `capture`, but only the exact non-zeros of weights, on the CPU: no array of all queries and keys is made.
+    """Record only the exact non-zeros of weights, on the CPU: no array of all queries and keys is made.
 
     Yields a mapping from site to the weights of its calls; `joined` puts those of a text read in parts together.
+
+    Args:
+        model, sites: as in :func:`capture`.
     """
     found: dict[str, list[SparseWeights]] = {}
     with _recording(model, _SparseRecorder(found), sites):

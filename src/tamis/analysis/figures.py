@@ -14,7 +14,7 @@ from tamis.analysis.rows import Rows, Sums
 from tamis.analysis.tokens import Tokens
 
 Measure = Callable[[Rows, Tokens, Tokens], Sums | None]
-"""Of rows whose queries and keys are these tokens: totals and counts, (H,); None where nobody said what it takes."""
+"""Totals and counts (H,) of rows whose queries and keys are these tokens; None where what it takes is not known."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,7 +24,7 @@ class Figure:
     name: str
     """In analysis.json, and of the attribute of `SiteAnalysis`."""
     title: str
-    """Of a column."""
+    """Title of a column."""
     about: str
     """What it is, in a few words."""
     sums: Measure

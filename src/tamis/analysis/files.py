@@ -12,7 +12,12 @@ from tamis.files import check_file, replacing
 
 
 def write_arrays(path: str | Path, arrays: Mapping[str, Tensor]) -> None:
-    """Write arrays under their names, compressed; `path` holds them whole or is left as it was."""
+    """Write arrays under their names, compressed; `path` holds them whole or is left as it was.
+
+    Args:
+        path: an .npz file.
+        arrays: by name.
+    """
     import numpy as np
 
     tables = {name: array.detach().cpu().numpy() for name, array in arrays.items()}
@@ -21,7 +26,14 @@ def write_arrays(path: str | Path, arrays: Mapping[str, Tensor]) -> None:
 
 
 def read_arrays(path: str | Path) -> dict[str, Tensor]:
-    """What `write_arrays` wrote."""
+    """Read what `write_arrays` wrote.
+
+    Args:
+        path: an .npz file.
+
+    Returns:
+        arrays by name.
+    """
     import numpy as np
 
     path = check_file(path)

@@ -20,36 +20,85 @@ ONE_HOT = 0.95
 
 
 def support_size(weights: Tensor, visible: Tensor | None = None) -> Tensor:
-    """(H,): the mean number of keys with a non-zero weight; a null row has 0."""
+    """Return the mean number of keys with a non-zero weight; a null row has 0.
+
+    Args:
+        weights: (B, H, Lq, Lk).
+        visible: which keys each query sees; all by default.
+
+    Returns:
+        a tensor (H,).
+    """
     return ratio(support_sums(Rows.of(weights, visible)))
 
 
 def entropy(weights: Tensor, visible: Tensor | None = None) -> Tensor:
-    """(H,): the mean entropy of rows in nats; null rows do not count."""
+    """Return the mean entropy of rows in nats; null rows do not count.
+
+    Args:
+        weights: (B, H, Lq, Lk).
+        visible: which keys each query sees; all by default.
+
+    Returns:
+        a tensor (H,).
+    """
     return ratio(entropy_sums(Rows.of(weights, visible)))
 
 
 def normalised_entropy(weights: Tensor, visible: Tensor | None = None) -> Tensor:
-    """(H,): the mean of H / log n, n the visible keys: 0 is one-hot, 1 uniform; rows with n = 1 do not count."""
+    """Return the mean of H / log n, n the visible keys: 0 is one-hot, 1 uniform; rows with n = 1 do not count.
+
+    Args:
+        weights: (B, H, Lq, Lk).
+        visible: which keys each query sees; all by default.
+
+    Returns:
+        a tensor (H,).
+    """
     return ratio(normalised_entropy_sums(Rows.of(weights, visible)))
 
 
 def first_token_mass(weights: Tensor, visible: Tensor | None = None) -> Tensor:
-    """(H,): the mean weight on the first key that the query sees, an attention sink if large; where n > 1."""
+    """Return the mean weight on the first key that the query sees, an attention sink if large; where n > 1.
+
+    Args:
+        weights: (B, H, Lq, Lk).
+        visible: which keys each query sees; all by default.
+
+    Returns:
+        a tensor (H,).
+    """
     return ratio(first_token_sums(Rows.of(weights, visible)))
 
 
 def one_hot_share(weights: Tensor, visible: Tensor | None = None, threshold: float = ONE_HOT) -> Tensor:
-    """(H,): the share of rows with a weight above the threshold, among those where n > 1."""
+    """Return the share of rows with a weight above the threshold, among those where n > 1.
+
+    Args:
+        weights: (B, H, Lq, Lk).
+        visible: which keys each query sees; all by default.
+        threshold: from which weight on a row is one-hot.
+
+    Returns:
+        a tensor (H,).
+    """
     if not 0.5 <= threshold < 1.0:
         raise ValueError(f"threshold must lie in [0.5, 1), got {threshold}")
     return ratio(one_hot_sums(Rows.of(weights, visible), threshold))
 
 
 def positional_confidence(weights: Tensor, visible: Tensor | None = None, offsets: Sequence[int] = OFFSETS) -> Tensor:
-    """(H, offsets): the mean of p[i, i + o] over the rows i for which key i + o exists and is visible.
+    """Return the mean of p[i, i + o] over the rows i for which key i + o exists and is visible.
 
     NaN where no row sees that key, as for keys after a causal query.
+
+    Args:
+        weights: (B, H, Lq, Lk).
+        visible: which keys each query sees; all by default.
+        offsets: of a key from its query.
+
+    Returns:
+        a tensor (H, offsets).
     """
     total, count = confidence_sums(Rows.of(weights, visible), offsets)
     return total / count

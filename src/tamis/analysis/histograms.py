@@ -15,26 +15,59 @@ SIZES = (*range(17), *(2**power + 1 for power in range(4, 20)))
 
 
 def density_histogram(weights: Tensor, visible: Tensor | None = None, bins: int = DENSITY_BINS) -> Tensor:
-    """(H, bins): how many rows have a density in [k / bins, (k + 1) / bins); the last bin has 1 too."""
+    """Count the rows with a density in [k / bins, (k + 1) / bins); the last bin has 1 too.
+
+    Args:
+        weights: (B, H, Lq, Lk).
+        visible: which keys each query sees; all by default.
+        bins: how many.
+
+    Returns:
+        a tensor (H, bins).
+    """
     if bins < 1:
         raise ValueError(f"bins must be at least 1, got {bins}")
     return density_counts(Rows.of(weights, visible), bins)
 
 
 def support_histogram(weights: Tensor, visible: Tensor | None = None) -> Tensor:
-    """(H, len(SIZES)): how many rows have a support of each size."""
+    """Count the rows that have a support of each size.
+
+    Args:
+        weights: (B, H, Lq, Lk).
+        visible: which keys each query sees; all by default.
+
+    Returns:
+        a tensor (H, len(SIZES)).
+    """
     return support_counts(Rows.of(weights, visible))
 
 
 def support_by_length(weights: Tensor, visible: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """(H, len(SIZES)) twice: the sum of the support sizes of rows that see so many keys, and how many such rows."""
+    """Sum the support sizes of rows that see so many keys, and count such rows.
+
+    Args:
+        weights: (B, H, Lq, Lk).
+        visible: which keys each query sees; all by default.
+
+    Returns:
+        two tensors (H, len(SIZES)).
+    """
     return support_length_sums(Rows.of(weights, visible))
 
 
 def quantiles(counts: Tensor, edges: Tensor, shares: Sequence[float]) -> Tensor:
-    """(..., shares) from counts (..., bins) between edges (bins + 1,); NaN where nothing was counted.
+    """Return quantiles of what was counted in bins; NaN where nothing was.
 
     Values are taken to be spread evenly within a bin, so a quantile is off by the width of its bin at most.
+
+    Args:
+        counts: (..., bins).
+        edges: (bins + 1,).
+        shares: which quantiles, from 0 to 1.
+
+    Returns:
+        values (..., shares).
     """
     if edges.ndim != 1 or counts.shape[-1] != len(edges) - 1:
         got = f"{counts.shape[-1]} bins and {tuple(edges.shape)}"

@@ -34,10 +34,14 @@ class HeadImportance:
 
 @contextmanager
 def silenced(model: nn.Module, site: str, head: int) -> Iterator[None]:
-    """Within it, one head of a model contributes nothing: its channels are zero where the output projection reads them.
+    """Silence one head of a model within a `with` block: its channels are zero where the output projection reads them.
 
     That is after a mechanism's norm over all heads, such as ReLA's, so the other heads go on as they were.  Zeros
     before the norm would make them louder, and a LayerNorm would make something else of the zeros.
+
+    Args:
+        model: any model with attention of ours in it.
+        site, head: which.
     """
     known = attention_sites(model)
     attention = known[choose("site", site, known)]
@@ -58,11 +62,15 @@ def silenced(model: nn.Module, site: str, head: int) -> Iterator[None]:
 def head_importance(
     model: nn.Module, loss: Callable[[], float], *, sites: Callable[[str], bool] | None = None
 ) -> HeadImportance:
-    """The change of a loss when each head is silenced alone.
+    """Measure what a loss becomes when each head is silenced alone.
 
     Args:
+        model: any model with attention of ours in it.
         loss: measures the model on some data, always the same; it is called once for each head and once more.
         sites: which sites to try, by name; all by default.
+
+    Returns:
+        the change of the loss, by site and head.
     """
     change: dict[str, tuple[float, ...]] = {}
     with evaluating(model):

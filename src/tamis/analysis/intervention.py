@@ -23,10 +23,15 @@ def altered(
     alphas: Mapping[str, Mapping[int, float]] | None = None,
     silent: Collection[tuple[str, int]] = (),
 ) -> Iterator[None]:
-    """Within it, heads of a model have other alphas, by site and head, or contribute nothing: (site, head).
+    """Give heads of a model other alphas, or silence them, within a `with` block.
 
     Alpha 1 is softmax.  A mechanism that is not entmax, such as ReLA, has no alpha, and one that layers share cannot
     have another in one of them alone: both are errors.
+
+    Args:
+        model: any model with attention of ours in it.
+        alphas: by site and head.
+        silent: pairs of site and head.
     """
     with ExitStack() as stack:
         for site, head in silent:

@@ -32,7 +32,14 @@ class AlphaTrajectories:
 
 @torch.no_grad()
 def learned_alphas(model: nn.Module) -> dict[str, tuple[float, ...]]:
-    """The alphas of each site that learns them, a head each; sites whose alpha is fixed are not there."""
+    """Return the alphas of each site that learns them; sites whose alpha is fixed are left out.
+
+    Args:
+        model: any model with attention of ours in it.
+
+    Returns:
+        one alpha for each head, by site.
+    """
     found = {}
     for site, attention in attention_sites(model).items():
         if (alphas := attention.mechanism.learned_alphas()) is not None:
@@ -41,9 +48,15 @@ def learned_alphas(model: nn.Module) -> dict[str, tuple[float, ...]]:
 
 
 def alpha_trajectories(records: Iterable[Mapping[str, Any]]) -> AlphaTrajectories:
-    """From the records of a metrics.jsonl; those that have no alphas are passed over.
+    """Collect alphas over training from the records of a metrics.jsonl.
 
     A step that is noted twice, as after going back to a checkpoint, counts as it was noted last.
+
+    Args:
+        records: those without alphas are passed over.
+
+    Returns:
+        alphas by step and site.
     """
     by_step: dict[int, dict[str, tuple[float, ...]]] = {}
     for record in records:
@@ -62,9 +75,16 @@ def alpha_trajectories(records: Iterable[Mapping[str, Any]]) -> AlphaTrajectorie
 def alpha_histograms(
     alphas: Mapping[str, Sequence[float]], bins: int = ALPHA_BINS, low: float = 1.0, high: float = 2.0
 ) -> dict[str, tuple[int, ...]]:
-    """How many heads of each kind of attention have an alpha in each of the equal bins of [low, high].
+    """Count the heads of each kind of attention with an alpha in each of the equal bins of [low, high].
 
     Alphas outside are counted in the nearest bin.
+
+    Args:
+        alphas: of each site, as :func:`learned_alphas` has them.
+        bins, low, high: how many bins, and between which alphas.
+
+    Returns:
+        counts by kind of attention.
     """
     if bins < 1 or not low < high:
         raise ValueError(f"needs at least one bin and low < high, got {bins} bins of [{low}, {high}]")

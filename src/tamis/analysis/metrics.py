@@ -23,27 +23,58 @@ FIGURES = ("density", "sparsity_rate", "null_share", "diversity")
 
 
 def density(weights: Tensor, visible: Tensor | None = None) -> Tensor:
-    """(H,): the share of visible keys with a non-zero weight, per row, averaged over rows.  Softmax has 1."""
+    """Return the share of visible keys with a non-zero weight, per row, averaged over rows.  Softmax has 1.
+
+    Args:
+        weights: (B, H, Lq, Lk).
+        visible: which keys each query sees; all by default.
+
+    Returns:
+        a tensor (H,).
+    """
     return ratio(density_sums(Rows.of(weights, visible)))
 
 
 def sparsity_rate(weights: Tensor, visible: Tensor | None = None) -> Tensor:
-    """(H,): the share of all visible weights that are exactly 0."""
+    """Return the share of all visible weights that are exactly 0.
+
+    Args:
+        weights: (B, H, Lq, Lk).
+        visible: which keys each query sees; all by default.
+
+    Returns:
+        a tensor (H,).
+    """
     return ratio(zero_sums(Rows.of(weights, visible)))
 
 
 def null_share(weights: Tensor, visible: Tensor | None = None) -> Tensor:
-    """(H,): the share of rows that see a key but have only zero weights, as ReLU attention can."""
+    """Return the share of rows that see a key but have only zero weights, as ReLU attention can.
+
+    Args:
+        weights: (B, H, Lq, Lk).
+        visible: which keys each query sees; all by default.
+
+    Returns:
+        a tensor (H,).
+    """
     return ratio(null_sums(Rows.of(weights, visible)))
 
 
 def head_diversity(weights: Tensor, visible: Tensor | None = None) -> Tensor:
-    """The mean over queries of the Jensen-Shannon divergence between heads, in [0, 1], as a tensor of shape ().
+    """Return the mean over queries of the Jensen-Shannon divergence between heads, in [0, 1].
 
         JS = (H(mean_h p_h) - mean_h H(p_h)) / log n,   H Shannon's entropy, n the keys visible to the query; 0 if n = 1
 
     Rows are scaled to sum 1, by magnitude where weights may be negative.  Null rows are left out, so the heads of a
     query are those that attend to something; a query with fewer than two of them says nothing and does not count.
+
+    Args:
+        weights: (B, H, Lq, Lk).
+        visible: which keys each query sees; all by default.
+
+    Returns:
+        a tensor ().
     """
     return ratio(diversity_sums(Rows.of(weights, visible)))
 

@@ -20,14 +20,29 @@ from tamis.nn.modes import evaluating
 
 
 def null_rates(weights: Tensor, visible: Tensor | None = None) -> Tensor:
-    """(B, H): the share of a sentence's rows that are null, for each head; 0 for a sentence without rows."""
+    """Return the share of a sentence's rows that are null; 0 for a sentence without rows.
+
+    Args:
+        weights: (B, H, Lq, Lk).
+        visible: which keys each query sees; all by default.
+
+    Returns:
+        a tensor (B, H).
+    """
     rows = Rows.of(weights, visible)
     null = rows.seen & ~rows.alive
     return ratio((null.double().sum(-1), rows.seen.double().sum(-1)))
 
 
 def auc(positive: Sequence[float] | Tensor, negative: Sequence[float] | Tensor) -> float:
-    """The chance that a positive exceeds a negative, ties counting half: the area under the ROC curve."""
+    """Return the chance that a positive exceeds a negative, ties counting half: the area under the ROC curve.
+
+    Args:
+        positive, negative: scores of both.
+
+    Returns:
+        a share from 0 to 1.
+    """
     high, low = (torch.as_tensor(values, dtype=torch.float64).flatten() for values in (positive, negative))
     if not high.numel() or not low.numel():
         raise ValueError(f"auc needs values on both sides, got {high.numel()} positive and {low.numel()} negative")
@@ -69,6 +84,14 @@ def null_signal(model: nn.Module, batches: Iterable[Sentences], *, run: Run = ru
 
     Batches of one sentence have no neighbour and are passed over.  Neighbours are of like length where batches are made
     by length, so that length alone tells nothing.  One number is kept for each pair and layer.
+
+    Args:
+        model: an encoder-decoder.
+        batches: pairs.
+        run: calls the model on a batch.
+
+    Returns:
+        null rates of true and of shuffled pairs.
     """
     rates: dict[str, tuple[list[float], list[float]]] = {}
     device = device_of(model)
@@ -102,7 +125,7 @@ def _pair_rates(model: nn.Module, batch: Sentences, run: Run) -> dict[str, list[
 
 
 def _means(sites: list[list[float]]) -> list[float]:
-    """Of each pair, over the sites."""
+    """Return the mean of each pair over the sites."""
     return [sum(values) / len(values) for values in zip(*sites, strict=True)]
 
 

@@ -202,7 +202,7 @@ def _roles(site: SiteAnalysis, thresholds: Thresholds) -> Iterator[tuple[str, Se
 
 
 def _per_head(values: Tensor) -> Any:
-    """Of one value for each head, or the value itself."""
+    """Return a list of one value for each head, or the value itself."""
     return tuple(values.tolist()) if values.ndim else float(values)
 
 

@@ -39,7 +39,7 @@ class SiteScales:
     quantiles: tuple[float, ...]
     """Which ones."""
     overall: dict[str, tuple[tuple[float, ...], ...]]
-    """Of "beta", "gamma" and "scale": head, quantile."""
+    """Quantiles of "beta", "gamma" and "scale": head, quantile."""
     keys: tuple[int, ...]
     """Numbers of visible keys, where bins begin; those that came."""
     by_keys: dict[str, tuple[tuple[tuple[float, ...], ...], ...]]

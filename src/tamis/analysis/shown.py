@@ -47,7 +47,14 @@ def shown_arrays(sentences: Mapping[int, ShownSentence]) -> dict[str, Tensor]:
 
 
 def shown_sentences(arrays: Mapping[str, Tensor]) -> dict[int, ShownSentence]:
-    """Back from `shown_arrays`; other arrays are passed over."""
+    """Read sentences back from arrays that `shown_arrays` made; other arrays are passed over.
+
+    Args:
+        arrays: by name, as :func:`read_arrays` has them.
+
+    Returns:
+        sentences by number.
+    """
     parts: dict[int, dict[str, Tensor]] = {}
     for name, array in arrays.items():
         prefix, _, rest = name.partition("/")

@@ -33,14 +33,28 @@ def site_name(path: str) -> str:
 
 
 def kind_of(site: str) -> str:
-    """Of a site: cross, encoder, or decoder, which is also what a decoder-only model has."""
+    """Return the kind of a site: cross, encoder, or decoder, which is also what a decoder-only model has.
+
+    Args:
+        site: such as "decoder.0.cross".
+
+    Returns:
+        "cross", "encoder" or "decoder".
+    """
     if site.endswith("cross"):
         return "cross"
     return "encoder" if site.startswith("encoder") or "encoder" in site.split(".") else "decoder"
 
 
 def attention_sites(model: nn.Module) -> dict[str, AttentionSite]:
-    """Every attention of ours in a model by its site, in the order of the modules; a ValueError if there is none."""
+    """Find every attention of ours in a model by its site, in the order of the modules.
+
+    Args:
+        model: it is a ValueError if there is none.
+
+    Returns:
+        attention by site.
+    """
     found = {
         module.site if isinstance(module, NamedSite) else site_name(path): module
         for path, module in model.named_modules()

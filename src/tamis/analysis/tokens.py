@@ -134,7 +134,14 @@ class Sentences:
 
 
 def run_model(model: nn.Module, batch: Sentences) -> Any:
-    """Call a model as `Seq2Seq` is called if there is a source, as `CausalLM` if there is none."""
+    """Call a model as `Seq2Seq` is called if there is a source, as `CausalLM` if there is none.
+
+    Args:
+        model, batch: the model, and what to call it on.
+
+    Returns:
+        what the model returns.
+    """
     if batch.source is None:
         return model(batch.target.ids, batch.target.mask)
     return model(batch.source.ids, batch.target.ids, batch.source.real, batch.target.mask)
@@ -143,9 +150,18 @@ def run_model(model: nn.Module, batch: Sentences) -> Any:
 def describe_tokens(
     ids: Tensor, vocabulary: Vocabulary, language: str | None = None, *, mask: Tensor | None = None
 ) -> Tokens:
-    """Tokens (B, L) with their words and, where the language has a list of `INTERROGATIVES`, with who asks what.
+    """Describe tokens (B, L) by their words and, where `INTERROGATIVES` has the language, by who asks what.
 
     `mask` is False for padding, by default where the vocabulary's stands.
+
+    Args:
+        ids: the tokens.
+        vocabulary: which they are of.
+        language: such as "en".
+        mask: False for padding, by default where the vocabulary's stands.
+
+    Returns:
+        the tokens with what is known of them.
     """
     asking = None if language is None else INTERROGATIVES.get(language)
     mask = ids != vocabulary.pad_id if mask is None else mask

@@ -19,23 +19,46 @@ NO_WORD = -1
 
 
 def subword_merging(weights: Tensor, words: Tensor, visible: Tensor | None = None) -> Tensor:
-    """(H,): how much the subwords of a word attend to one another, averaged over words; of self-attention.
+    """Return how much the subwords of a word attend to one another in self-attention, averaged over words.
 
     `words` (B, L) has the number of each token's word within its sentence, -1 for tokens of no word.  A word whose
     tokens all see nothing, such as padding, does not count.
+
+    Args:
+        weights: (B, H, Lq, Lk).
+        visible: which keys each query sees; all by default.
+
+    Returns:
+        a tensor (H,).
     """
     return ratio(merging_sums(Rows.of(weights, visible), words))
 
 
 def split_word_merging(weights: Tensor, words: Tensor, visible: Tensor | None = None) -> Tensor:
-    """(H,): the same over words of two subwords or more."""
+    """Return how much the subwords of a word attend to one another, over words of two subwords or more.
+
+    Args:
+        weights: (B, H, Lq, Lk).
+        visible: which keys each query sees; all by default.
+        words: as in :func:`subword_merging`.
+
+    Returns:
+        a tensor (H,).
+    """
     return ratio(split_merging_sums(Rows.of(weights, visible), words))
 
 
 def interrogation(weights: Tensor, interrogative: Tensor, question: Tensor, visible: Tensor | None = None) -> Tensor:
-    """(H,): the mean weight on question marks from interrogative words that see one.
+    """Return the mean weight on question marks from interrogative words that see one.
 
     `interrogative` (B, Lq) marks the queries such as "who" and "why", `question` (B, Lk) the keys that are "?".
+
+    Args:
+        weights: (B, H, Lq, Lk).
+        visible: which keys each query sees; all by default.
+
+    Returns:
+        a tensor (H,).
     """
     return ratio(interrogation_sums(Rows.of(weights, visible), interrogative, question))
 

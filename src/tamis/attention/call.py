@@ -36,7 +36,7 @@ class Part(NamedTuple):
     """Which weights of a larger call these are: dropout then treats each as it would there."""
 
     seed: int
-    """Of the larger call; no number is drawn."""
+    """The seed of the larger call; no number is drawn."""
     head: int = 0
     """The first head, in the larger call."""
     query: int = 0

@@ -51,7 +51,7 @@ CASES = (
     Case(64, 128, head_dim=80),
 )
 LENGTHS = (128, 256, 512, 1024, 2048, 4096, 8192)
-"""Of the picture: one causal text of random queries and keys."""
+"""Lengths of the picture: one causal text of random queries and keys."""
 ALIBI = (4, 8192, 16384)  # heads, and the two lengths
 DECODING = (16, 32768, 0.3)  # heads, keys, and what makes about one key in a hundred have a weight
 MEMORY = 4096

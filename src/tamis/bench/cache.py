@@ -52,7 +52,7 @@ class Case:
     batch: int
     sharp: bool = False
     queries: int = 1
-    """Of a sequence, such as the hypotheses of a beam: all see all of it."""
+    """Queries of a sequence, such as the hypotheses of a beam: all see all of it."""
 
 
 # What the claims are about comes first, so that it is there if somebody loses patience.
@@ -64,7 +64,7 @@ CASES += [
 ]
 MODEL_CASES = [Case(context, batch) for context in (131072, 32768) for batch in (1, 8)]
 BEFORE_MODELS = 2
-"""Of the cases, those before the models': both of one sequence at the greatest length."""
+"""Cases before the models': both of one sequence at the greatest length."""
 
 
 def run(output: Path | None, cases: list[Case] | None = None, model_cases: list[Case] | None = None) -> None:

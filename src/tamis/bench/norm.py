@@ -25,7 +25,7 @@ from tamis.mechanisms.rela import EPSILON, ReLANorm, plain_norm
 
 CASES = [(tokens, channels) for tokens in (65536, 8192) for channels in (512, 1024, 2048)]
 TOLERANCE = 2e-2
-"""Of bf16, relative to the greatest number."""
+"""Largest error of bf16, relative to the greatest number."""
 
 
 def run(output: Path | None, cases: list[tuple[int, int]] | None = None) -> None:
@@ -71,7 +71,7 @@ def row(tokens: int, channels: int, device: str = "cuda") -> dict[str, Any]:
 
 
 def _errors(leaves: tuple[Tensor, ...], grad: Tensor, found: list[Tensor]) -> dict[str, float]:
-    """Of output and gradients against fp64, relative to the greatest number of each; refuses what is not right."""
+    """Return the errors of output and gradients against fp64, relative to the greatest number; refuse wrong ones."""
     exact_leaves = [x.detach().double().requires_grad_() for x in leaves]
     y = plain_norm(*exact_leaves)
     errors = {}

@@ -33,7 +33,7 @@ HEADS, HEAD_DIM = 8, 64
 KEY_HEADS = (8, 2)
 SIZES = (1, 2, 4)
 ALPHAS = (1.2, 1.5, 2.0)
-"""Of the decoded tokens."""
+"""Alphas of the decoded tokens."""
 MODEL: dict[str, int] = {"layers": 32, "width": 4096, "heads": 32, "head_dim": 128, "parameters": 6_738_415_616}
 """The sizes of Llama 2 7B."""
 LONG, COMPUTED_SIZES, COMPUTED_KEY_HEADS = 1 << 17, (1, 2, 4, 8, 16, 32), (32, 8)

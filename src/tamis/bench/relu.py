@@ -21,7 +21,7 @@ from tamis.bench.long import RUN, Case, Inputs
 from tamis.bench.long import run as run_long
 
 OFFSET = 40.0
-"""Of the 64 that a topic adds to a score; what others add by chance has a deviation of 11 at head size 64."""
+"""What is taken off the 64 that a topic adds to a score; others add by chance, with deviation 11 at head size 64."""
 CASES = [
     Case(length, dim, causal, topics)
     for length in (4096, 16384, 65536)

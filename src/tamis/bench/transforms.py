@@ -27,7 +27,7 @@ TARGET = (8192, 32768)
 GPU_SHAPES = (TARGET, (8192, 4096), (4096, 50257), (32768, 1024), (2048, 131072), (65536, 128))
 GPU_ALPHAS = (1.5, 2.0, 1.3, 1.05)
 GPU_SCALES = (1.0, 0.1)
-"""Of normal scores: few and many of them get weight."""
+"""Deviations of normal scores: few and many of them get weight."""
 CHECKED = 64
 """Rows whose weights are compared with those in fp64."""
 

@@ -89,7 +89,7 @@ def named_plugins() -> list[str]:
 
 
 def named(texts: list[str]) -> list[Path] | dict[str, list[Path]]:
-    """Of RUN..., or of NAME=RUN[,RUN...] by name."""
+    """Return the folders of RUN..., or of NAME=RUN[,RUN...] by name."""
     are = ["=" in text and not Path(text).exists() for text in texts]
     if not any(are):
         return [Path(text) for text in texts]
@@ -99,7 +99,7 @@ def named(texts: list[str]) -> list[Path] | dict[str, list[Path]]:
 
 
 def one_each(texts: list[str]) -> list[Path] | dict[str, Path]:
-    """Of RUN..., or of NAME=RUN... by name."""
+    """Return the folders of RUN..., or of NAME=RUN... by name."""
     found = named(texts)
     if isinstance(found, list):
         return found
@@ -109,7 +109,7 @@ def one_each(texts: list[str]) -> list[Path] | dict[str, Path]:
 
 
 def systems(texts: list[str]) -> dict[str, list[Path]]:
-    """Of NAME=RUN[,RUN...]"""
+    """Return the folders of NAME=RUN[,RUN...] by name."""
     found: dict[str, list[Path]] = {}
     for text in texts:
         name, _, listed = text.partition("=")
@@ -125,7 +125,7 @@ def systems(texts: list[str]) -> dict[str, list[Path]]:
 
 
 def lines_of(files: list[Path]) -> Iterator[str]:
-    """Of files, or of standard input."""
+    """Yield the lines of files, or of standard input."""
     from tamis.data.text import decode_lines, read_lines
 
     if files:

@@ -46,7 +46,7 @@ class Batch:
     labels: Tensor
     """(B, Lt): tokens, eos, padding; what it should say."""
     indices: list[int]
-    """Of the pairs in their corpus."""
+    """Indices of the pairs in their corpus."""
     num_tokens: int
     """Labels that are not padding."""
     pad_id: int = 0
@@ -96,7 +96,16 @@ def collate(
     *,
     pad_to_multiple: int = 1,
 ) -> Batch:
-    """The batch of some pairs, its lengths rounded up to a multiple.  No pairs give a batch of no rows."""
+    """Make the batch of some pairs.  No pairs give a batch of no rows.
+
+    Args:
+        corpus, indices: the pairs.
+        source_vocabulary, target_vocabulary: which know padding and ends.
+        pad_to_multiple: what lengths are rounded up to.
+
+    Returns:
+        the batch.
+    """
     chosen = np.asarray(indices, np.int64)
     source_lengths, target_lengths = corpus.source_lengths[chosen], corpus.target_lengths[chosen]
     source = _rows(source_lengths + 1, source_vocabulary.pad_id, pad_to_multiple)
@@ -246,7 +255,15 @@ def spread(sizes: Lengths, tokens: int) -> Indices:
 
 
 def padded_share(batches: Iterable[Indices], source_lengths: Lengths, target_lengths: Lengths) -> float:
-    """How much of the tensors of some batches is padding."""
+    """Return how much of the tensors of some batches is padding.
+
+    Args:
+        batches: indices of pairs.
+        source_lengths, target_lengths: of all pairs.
+
+    Returns:
+        a share from 0 to 1.
+    """
     used = made = 0
     for batch in batches:
         for lengths in (source_lengths[batch], target_lengths[batch]):
@@ -258,11 +275,19 @@ def padded_share(batches: Iterable[Indices], source_lengths: Lengths, target_len
 def split_batch(
     indices: Indices, sizes: Lengths, tokens: int | None = None, rank: int = 0, world: int = 1
 ) -> list[Indices]:
-    """The micro-batches of process `rank` out of `world` for one global batch, each of at most `tokens` tokens.
+    """Cut one global batch into the micro-batches of process `rank` out of `world`, each of at most `tokens` tokens.
 
     `sizes` are those of the corpus (`Updates.sizes`).  Every process gets the same number, the fewest that fit, and
     together they hold each pair once.  They are about equally large; a pair over `tokens` is one by itself, and one is
     empty only where there are fewer pairs than micro-batches.
+
+    Args:
+        indices, sizes: the pairs of the batch, and the sizes of all pairs.
+        tokens: by default one micro-batch.
+        rank, world: this process, and how many there are.
+
+    Returns:
+        indices of each micro-batch.
     """
     if not 0 <= rank < world or (tokens is not None and tokens < 1):
         raise ValueError(f"needs 0 <= rank < world and tokens of at least 1, got {rank}, {world} and {tokens}")

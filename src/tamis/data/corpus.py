@@ -31,9 +31,9 @@ class Limits:
     """Which pairs are worth training on, in subwords."""
 
     max_length: int = 256
-    """Of either side, with its eos."""
+    """Subwords of either side, with its eos, at most."""
     max_ratio: float = 4.0
-    """Of the longer side to the shorter."""
+    """The largest ratio of the longer side to the shorter."""
     ratio_from: int = 10
     """Pairs whose longer side is no longer than this may have any ratio: "Yes." is often a long word."""
 
@@ -54,9 +54,19 @@ def build_corpus(
     *,
     progress: Callable[[int], None] | None = None,
 ) -> Report:
-    """Encode `pairs` into a split of the corpus in `folder`; `progress` is told the number of lines read, now and then.
+    """Encode `pairs` into a split of the corpus in `folder`.
 
     A build that fails or is killed leaves what was there before or, in its last moments, nothing that opens.
+
+    Args:
+        pairs: what :func:`read_pairs` yields.
+        folder, split: where to write, and the name of the split.
+        source_vocabulary, target_vocabulary: how to encode.
+        limits: which pairs to leave out.
+        progress: told the number of lines read, now and then.
+
+    Returns:
+        what became of every line.
     """
     sides = _Sides(source_vocabulary, target_vocabulary, limits or Limits())
 

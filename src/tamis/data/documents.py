@@ -32,7 +32,7 @@ from tamis.files import check_file
 DIVISIONS = ("file", "blank", "line")
 START = "start:"
 GRAMMAR_SENTENCES = 8
-"""Of the embedded grammar, in a document."""
+"""Sentences of the embedded grammar in a document."""
 LONGEST_ROW = 1 << 28  # bytes of a line of JSON: a long novel has two million
 CHUNK = 8192  # lines encoded at a time
 EMPTY = "empty document"
@@ -205,7 +205,7 @@ class DocumentCorpus(IndexedCorpus):
 
     @property
     def lengths(self) -> npt.NDArray[np.int64]:
-        """Of the documents, in subwords."""
+        """Lengths of the documents, in subwords."""
         return np.diff(self._offsets)
 
     def __getitem__(self, index: int) -> npt.NDArray[Any]:

@@ -200,7 +200,7 @@ class IndexedCorpus:
     ITEMS: ClassVar[str]
     """What it holds, in the plural."""
     PIECES: ClassVar[int]
-    """Of which an item consists."""
+    """How many pieces an item consists of."""
     VOCABULARIES: ClassVar[tuple[str, ...]]
     """Keys of the header under which their fingerprints are."""
 
@@ -238,7 +238,7 @@ class IndexedCorpus:
 
     @property
     def fingerprint(self) -> str:
-        """Of all that is in it: the text, and how it was cut into subwords."""
+        """A hash of all that is in it: the text, and how it was cut into subwords."""
         parts = (self._files[name]["sha256"] for name in sorted(self._files))
         return hashlib.sha256("".join((*self._fingerprints, *parts)).encode()).hexdigest()
 

@@ -74,7 +74,7 @@ class DataConfig(Config):
     max_length: int = 256
     """Subwords of a sentence, with its end; longer pairs are left out and reported."""
     max_ratio: float = 4.0
-    """Of the two lengths; pairs beyond are left out and reported."""
+    """The largest ratio of the two lengths; pairs beyond are left out and reported."""
 
     def __post_init__(self) -> None:
         for name in ("train", "valid", "test"):
@@ -110,15 +110,15 @@ class TextConfig(Config):
     """How plain text is divided: "file" (each file is a document), "blank" (blank lines stand between documents),
     "line" (each line is one), or "start:REGEX" (a line in which that is found begins one)."""
     key: str = "text"
-    """Of the text, in JSONL and in datasets."""
+    """Key of the text, in JSONL and in datasets."""
     folder: str | None = None
     """Where the indexed form is kept; by default data/NAME."""
     length: int = 512
     """Tokens of a row: documents are put end to end and cut into rows, and see only themselves."""
     passkey_share: float = 0.0
-    """Of rows that hold, instead of text, a number to remember; see `tamis.data.passkey`."""
+    """Share of rows that hold, instead of text, a number to remember; see `tamis.data.passkey`."""
     passkey_digits: int = 5
-    """Of that number."""
+    """Digits of that number."""
 
     def __post_init__(self) -> None:
         for name in ("train", "valid", "test"):

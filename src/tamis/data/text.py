@@ -45,7 +45,7 @@ Spec = str | Path | Sequence[str | Path]
 def read_pairs(
     spec: Spec, source_language: str = "source", target_language: str = "target"
 ) -> Iterator[Pair | BadLine]:
-    """Pairs of text, in order; every line comes out as a Pair or a BadLine.
+    """Read pairs of text, in order; every line comes out as a Pair or a BadLine.
 
     `spec` is one of
 
@@ -57,6 +57,12 @@ def read_pairs(
     - "grammar:SPLIT:COUNT" or "grammar:SPLIT:COUNT:SEED": the embedded corpus.
 
     Files may be packed: ``*.gz``, ``*.xz``.
+
+    Args:
+        source_language, target_language: keys of the two sides.
+
+    Returns:
+        pairs, one at a time.
     """
     languages = (source_language, target_language)
     if not isinstance(spec, str | Path):
@@ -87,7 +93,14 @@ def unpacked_suffix(path: Path) -> str:
 
 
 def read_lines(path: str | Path) -> Iterator[str]:
-    """The lines of one file; a line that cannot be read is an error that says where it stands."""
+    """Read the lines of one file; a line that cannot be read is an error that says where it stands.
+
+    Args:
+        path: plain, ``*.gz`` or ``*.xz``.
+
+    Returns:
+        lines, one at a time.
+    """
     with open_binary(path) as file:
         yield from decode_lines(file, str(path))
 

@@ -35,10 +35,16 @@ def sample(
     banned_ids: Sequence[int] = (),
     quantize: str | None = None,
 ) -> list[list[Hypothesis]]:
-    """`n_best` draws for each sentence, independent of each other and in the order they were drawn.
+    """Draw `n_best` hypotheses for each sentence, independent of each other.
 
     Scores are log-probabilities of what was drawn from: after temperature, `top_k`, `top_p`, `min_length` and
     `banned_ids`.  Arguments as in :func:`tamis.decoding.beam_search`.
+
+    Args:
+        model, source, and the rest: as in :func:`tamis.decoding.beam_search`.
+
+    Returns:
+        hypotheses of each sentence, in the order they were drawn.
     """
     config = DecodingConfig(method="sample") if config is None else config
     check_source(model, source)

@@ -58,7 +58,7 @@ def beam_search(
     banned_ids: Sequence[int] = (),
     quantize: str | None = None,
 ) -> list[list[Hypothesis]]:
-    """The `n_best` best hypotheses of each sentence, the best first.
+    """Find the `n_best` best hypotheses of each sentence.
 
     Those that ended come before those that reached the length limit, which fill up where too few ended.  There may be
     fewer than `n_best` where a sparse output layer leaves no more.
@@ -68,6 +68,9 @@ def beam_search(
         bos_id, eos_id: what every target begins and ends with.
         banned_ids: tokens that are never written.
         quantize: "int8" or "bf16", on a CPU with the C++ kernels; see :class:`tamis.decoding.Translator`.
+
+    Returns:
+        hypotheses of each sentence, the best first.
     """
     config = DecodingConfig() if config is None else config
     check_source(model, source)
@@ -89,7 +92,14 @@ def greedy(
     banned_ids: Sequence[int] = (),
     quantize: str | None = None,
 ) -> list[list[Hypothesis]]:
-    """The most probable token at each step: one hypothesis of each sentence.  Arguments as in :func:`beam_search`."""
+    """Write the most probable token at each step.
+
+    Args:
+        model, source, and the rest: as in :func:`beam_search`.
+
+    Returns:
+        one hypothesis of each sentence.
+    """
     config = DecodingConfig() if config is None else config
     settings = {**config.to_dict(), "method": "beam", "beam": 1, "n_best": 1}
     one = DecodingConfig.from_dict(settings)

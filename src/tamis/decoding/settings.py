@@ -49,7 +49,7 @@ class DecodingConfig(Config):
     top_p: float | None = None
     """Sampling draws from the fewest most probable tokens that hold this share of the probability."""
     seed: int = 0
-    """Of sampling."""
+    """Seed of sampling."""
 
     def __post_init__(self) -> None:
         choose("method", self.method, METHODS)

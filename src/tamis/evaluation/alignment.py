@@ -36,9 +36,9 @@ class AlignmentScore:
 
     aer: float
     precision: float
-    """Of the links, the share that is possible: ``|A & P| / |A|``."""
+    """The share of the links that is possible: ``|A & P| / |A|``."""
     recall: float
-    """Of the sure links, the share that was found: ``|A & S| / |S|``."""
+    """The share of the sure links that was found: ``|A & S| / |S|``."""
     f1: float
     links: int
     """How many links were proposed, ``|A|``."""
@@ -60,12 +60,28 @@ class AlignmentScore:
 
 
 def aer(links: Iterable[Link], sure: Iterable[Link], possible: Iterable[Link]) -> float:
-    """The alignment error rate of one sentence; the sure links count as possible too."""
+    """Return the alignment error rate of one sentence.
+
+    Args:
+        links: those to score.
+        sure, possible: gold links; the sure ones count as possible too.
+
+    Returns:
+        a share from 0 to 1.
+    """
     return _score([(set(links), set(sure), set(possible) | set(sure))]).aer
 
 
 def score_links(links: Sequence[Iterable[Link]], gold: Sequence[GoldPair]) -> AlignmentScore:
-    """The links of each sentence against its gold; counts are summed over the corpus."""
+    """Score the links of each sentence against its gold; counts are summed over the corpus.
+
+    Args:
+        links: those of each sentence.
+        gold: as many pairs.
+
+    Returns:
+        alignment error rate, precision and recall.
+    """
     if len(links) != len(gold):
         raise ValueError(f"there are links for {len(links)} sentences but gold for {len(gold)}")
     return _score([(set(found), pair.sure, pair.possible) for found, pair in zip(links, gold, strict=True)])
@@ -174,6 +190,9 @@ def attention_alignment(
         end: what a target word does whose largest weight is on the end of the source: "drop" makes no link, "ignore"
             takes the largest among words.
         batch_tokens: padded source tokens, or target tokens if those are more, in one batch.
+
+    Returns:
+        scores of every layer, head and average of heads.
     """
     if end not in END:
         raise ValueError(f"end must be one of {', '.join(END)}, got {end!r}")

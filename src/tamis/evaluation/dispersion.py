@@ -43,7 +43,7 @@ class DispersionConfig(Config):
     """Where to look."""
 
     lengths: tuple[int, ...] = ()
-    """Of texts, in tokens, or in what a task counts; none: those of the recipe's evaluation."""
+    """Lengths of texts, in tokens or in what a task counts; none: those of the recipe's evaluation."""
     samples: int = 8
     """Texts at each length."""
     queries: int = 32
@@ -67,7 +67,7 @@ class SiteDispersion:
     support: tuple[float, ...]
     """The mean number of keys with a weight."""
     slopes: tuple[float, ...]
-    """Of ALiBi; 0 where there is no bias."""
+    """Slopes of ALiBi; 0 where there is no bias."""
     reach: tuple[int, ...]
     """The greatest distance of a key with a weight."""
     horizon: tuple[int | None, ...]
@@ -107,7 +107,17 @@ HEADING = (
 
 
 def measure_dispersion(model: CausalLM, texts: Iterable[Tensor], length: int, queries: int) -> LengthDispersion:
-    """Of texts (1, n), all as long; `length` is what n is called.  Memory grows with n times `queries`."""
+    """Measure how the heads of a model spread on texts of one length.
+
+    Args:
+        model: a decoder.
+        texts: tokens (1, n), all as long.
+        length: what n is called in the result.
+        queries: how many of each text to look at.  Memory grows with n times this number.
+
+    Returns:
+        entropy, support and reach of each head.
+    """
     began = time.perf_counter()
     parts: dict[str, list[_Part]] = {}
     samples = keys = 0
@@ -135,7 +145,7 @@ def measure_dispersion(model: CausalLM, texts: Iterable[Tensor], length: int, qu
 
 @dataclass(frozen=True)
 class _Part:
-    """Of one text in one site: sums per head, and the reach and the horizon of each row (1, H, Lq)."""
+    """What one text gives in one site: sums per head, and the reach and the horizon of each row (1, H, Lq)."""
 
     entropy: tuple[Tensor, Tensor]
     support: tuple[Tensor, Tensor]

@@ -114,7 +114,15 @@ def locate(words: Sequence[str], text: str) -> tuple[Span, ...]:
 
 
 def parse_links(text: str, *, one_based: bool = False) -> tuple[frozenset[Link], frozenset[Link]]:
-    """Sure links and all links of a line such as "0-0 1p1": "-" is sure, "p" possible."""
+    """Read sure links and all links from a line such as "0-0 1p1": "-" is sure, "p" possible.
+
+    Args:
+        text: the line.
+        one_based: count words from 1.
+
+    Returns:
+        sure links, and all links.
+    """
     sure, possible = set(), set()
     first = 1 if one_based else 0
     for token in text.split():
@@ -131,7 +139,16 @@ def parse_links(text: str, *, one_based: bool = False) -> tuple[frozenset[Link],
 
 
 def read_links(path: str | Path, *, one_based: bool = False, swapped: bool = False) -> list[frozenset[Link]]:
-    """The links that an aligner wrote, one sentence per line; `swapped` if it wrote them target-source."""
+    """Read the links that an aligner wrote, one sentence per line.
+
+    Args:
+        path: a file.
+        one_based: count words from 1.
+        swapped: the aligner wrote them target-source.
+
+    Returns:
+        links of each sentence.
+    """
     found = []
     for number, line in enumerate(read_lines(path), 1):
         try:
@@ -143,7 +160,15 @@ def read_links(path: str | Path, *, one_based: bool = False, swapped: bool = Fal
 
 
 def read_gold(path: str | Path, *, join: Joiner = " ".join) -> list[GoldPair]:
-    """Gold from lines of source words, target words and links between tabs; words are separated by one space."""
+    """Read gold pairs from lines of source words, target words and links between tabs.
+
+    Args:
+        path: a file; words are separated by one space.
+        join: makes a text of words.
+
+    Returns:
+        the pairs.
+    """
     pairs = []
     for number, line in enumerate(read_lines(path), 1):
         columns = line.split("\t")
@@ -161,7 +186,16 @@ def read_pharaoh(
     one_based: bool = False,
     join: Joiner = " ".join,
 ) -> list[GoldPair]:
-    """Gold from a file of links ("0-0 1p1") and two files of tokenised text."""
+    """Read gold pairs from a file of links ("0-0 1p1") and two files of tokenised text.
+
+    Args:
+        links, source, target: the files.
+        one_based: count words from 1.
+        join: makes a text of words.
+
+    Returns:
+        the pairs.
+    """
     paths = (links, source, target)
     columns = [list(read_lines(path)) for path in paths]
     if len({len(lines) for lines in columns}) != 1:

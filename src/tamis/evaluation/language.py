@@ -46,7 +46,7 @@ class LanguageConfig(Config):
     """Where and how carefully to look."""
 
     lengths: tuple[int, ...] = (512, 1024, 2048, 4096, 8192, 16384)
-    """Of contexts.  Each divides the greatest."""
+    """Lengths of contexts.  Each divides the greatest."""
     stride: float = 0.5
     """How far a sliding window moves, as a share of its length; 0 leaves sliding windows out."""
     tokens: int = 1 << 18
@@ -60,11 +60,11 @@ class LanguageConfig(Config):
     candidates: int = 10
     """Numbers to choose among."""
     batch_tokens: int = 1 << 15
-    """Of one batch: the longer the texts, the fewer."""
+    """Tokens of one batch: the longer the texts, the fewer of them."""
     logit_tokens: int = AT_A_TIME
     """Tokens of a batch whose logits are held at once."""
     seed: int = 0
-    """Of the numbers that are asked for."""
+    """Seed of the numbers to find."""
 
     def __post_init__(self) -> None:
         for name, kinds in (("lengths", (int,)), ("passkey_depths", (int, float))):
@@ -169,7 +169,19 @@ def spans(corpus: DocumentCorpus, vocabulary: Vocabulary, config: LanguageConfig
 def score_perplexity(
     model: CausalLM, pieces: Sequence[Row], length: int, mode: str, config: LanguageConfig, alpha: float = 1.0
 ) -> LengthPerplexity:
-    """Of pieces of text cut into windows of `length` tokens; `alpha` is that of the output layer."""
+    """Return the perplexity of pieces of text cut into windows of `length` tokens.
+
+    Args:
+        model: a decoder.
+        pieces: of text, as tokens.
+        length: of a window.
+        mode: "full" windows, or "sliding" ones that overlap.
+        config: how carefully to look.
+        alpha: of the output layer.
+
+    Returns:
+        perplexity, by place in the window too.
+    """
     began = time.perf_counter()
     edges = _edges(length) if mode == "full" else [0, length]
     meters = [LikelihoodMeter(alpha) for _ in edges[1:]]
@@ -251,9 +263,19 @@ def _add(
 def score_passkeys(
     model: CausalLM, passkeys: PasskeyText, length: int, depth: float, config: LanguageConfig, alpha: float = 1.0
 ) -> PasskeyScore:
-    """How often the number at `depth` of a text of `length` tokens is likelier than the other candidates.
+    """Measure how often the number at `depth` of a text of `length` tokens is likelier than the other candidates.
 
     The texts depend on nothing but the length, the depth and the seed.
+
+    Args:
+        model: a decoder.
+        passkeys: makes the texts.
+        length, depth: of the text in tokens, and of the number as a share of it.
+        config: how many texts and candidates.
+        alpha: of the output layer.
+
+    Returns:
+        the share of texts in which it is.
     """
     device = next(model.parameters()).device
     right = 0

@@ -28,7 +28,7 @@ class LengthsConfig(Config):
     """Where and how carefully to look."""
 
     multiples: tuple[float, ...] = (1, 2, 4, 8, 16)
-    """Of the longest length in training."""
+    """Lengths of the test, as multiples of the longest length in training."""
     samples: int = 1000
     """Sequences at each length."""
     beyond: float = 16
@@ -36,9 +36,9 @@ class LengthsConfig(Config):
     samples_beyond: int = 100
     """Sequences where the multiple is greater than `beyond`."""
     batch_tokens: int = 1 << 17
-    """Of one batch, answers included: the longer the sequences, the fewer."""
+    """Tokens of one batch, answers included: the longer the sequences, the fewer of them."""
     seed: int = 0
-    """Of the sequences."""
+    """Seed of the sequences."""
 
     def __post_init__(self) -> None:
         if not isinstance(self.multiples, list | tuple) or not self.multiples:
@@ -85,8 +85,19 @@ def score_lengths(
     say: Callable[[str], None] = lambda text: None,
     advance: Callable[[int], None] = lambda done: None,
 ) -> list[LengthScore]:
-    """Scores on test sequences at multiples of the length `trained`, each said as soon as it is known; `advance` is
-    told how many are."""
+    """Score a model on test sequences at multiples of the length in training.
+
+    Args:
+        model: a decoder.
+        task: what to do.
+        trained: the longest length in training.
+        config: multiples and numbers of sequences.
+        say: told each score as soon as it is known.
+        advance: told how many sequences are done.
+
+    Returns:
+        a score for each length.
+    """
     config = LengthsConfig() if config is None else config
     say(HEADING)
     scores = []
@@ -137,13 +148,21 @@ Scores = Mapping[str, Sequence[Sequence[LengthScore]]]
 
 
 def lengths_table(scores: Scores, share: str = "exact_match") -> str:
-    """What `draw_lengths` draws, as a table of Markdown: means, with the least and the greatest of several runs."""
+    """Write scores by length as a table of Markdown: means, with the least and the greatest of several runs.
+
+    Args:
+        scores: runs of each system, by name.
+        share: "exact_match" or "token_accuracy".
+
+    Returns:
+        the table.
+    """
     title = f"{share.replace('_', ' ')}, %"
     return Table(title, {name: percents(runs, share) for name, runs in scores.items()}, unit="x").describe()
 
 
 def percents(runs: Sequence[Sequence[LengthScore]], share: str) -> dict[float, list[float]]:
-    """Of all runs, by ascending multiple."""
+    """Return a share of all runs in percent, by ascending multiple."""
     found: dict[float, list[float]] = {}
     for score in sorted((score for run in runs for score in run), key=lambda score: score.multiple):
         found.setdefault(score.multiple, []).append(100 * getattr(score, share))

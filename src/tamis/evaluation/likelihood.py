@@ -121,9 +121,19 @@ class LikelihoodMeter:
 def translation_likelihood(
     model: Seq2Seq, batches: Iterable[Batch], *, pad_id: int | None = None, alpha: float = 1.0, epsilon: float = 1e-6
 ) -> Likelihood:
-    """The figures of an encoder-decoder on references: end-of-sentence tokens count, padding does not.
+    """Measure an encoder-decoder on references: end-of-sentence tokens count, padding does not.
 
     `pad_id` is that of the labels, by default the model's.
+
+    Args:
+        model: the encoder-decoder.
+        batches: references to score.
+        pad_id: of the labels; by default the model's.
+        alpha: of the output layer.
+        epsilon: of the epsilon-perplexity.
+
+    Returns:
+        means over all gold tokens.
     """
     meter = LikelihoodMeter(alpha, epsilon)
     device = next(model.parameters()).device

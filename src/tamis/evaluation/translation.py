@@ -50,12 +50,12 @@ class Difference:
     """One system against the baseline, under one metric."""
 
     scores: tuple[float, ...]
-    """Of each run."""
+    """The score of each run."""
     mean: float
     spread: float
     """Standard deviation over runs; 0 for one run."""
     difference: float
-    """Of the means, system less baseline."""
+    """The difference of the means, system less baseline."""
     low: float
     """The 95 % interval of the difference."""
     high: float
@@ -109,7 +109,7 @@ def score_translations(
     lowercase: bool = False,
     chrf_words: int = 0,
 ) -> TranslationScore:
-    """BLEU and chrF of a system's output.
+    """Score a system's output by BLEU and chrF.
 
     Args:
         hypotheses: detokenised translations.
@@ -117,6 +117,9 @@ def score_translations(
         samples: how many bootstrap resamples make the intervals.
         tokenize: sacreBLEU's tokeniser, 13a by default.
         chrf_words: 2 makes chrF++.
+
+    Returns:
+        both scores with their intervals.
     """
     sets = _checked(references, [hypotheses], samples)
     draws = _draws(len(hypotheses), samples, seed)
@@ -141,7 +144,7 @@ def compare(
     lowercase: bool = False,
     chrf_words: int = 0,
 ) -> Comparison:
-    """Paired bootstrap of systems, each with one or more runs, such as seeds, against a baseline.
+    """Compare systems with a baseline by paired bootstrap, each with one or more runs, such as seeds.
 
     A system's score is the mean over its runs, on the whole set and on every resample of its sentences; all systems
     see the same resamples.
@@ -150,6 +153,9 @@ def compare(
         systems: name to runs, each a list of translations.
         baseline: the first system by default.
         resample_runs: draw runs with replacement as well: luck with seeds then widens the interval of the difference.
+
+    Returns:
+        scores of every system and differences from the baseline.
     """
     baseline = _baseline(systems, baseline)
     sets = _checked(references, [run for runs in systems.values() for run in runs], samples)

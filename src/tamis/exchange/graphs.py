@@ -64,7 +64,7 @@ class FixedMechanism(Mechanism):
 
     @property
     def steps(self) -> int:
-        """Of the solver: the most that a head needs."""
+        """Steps of the solver: the most that a head needs."""
         return max((steps_needed(e, self.width) for e in self.powers or () if e >= SOFTMAX), default=0)
 
     def resolve(
@@ -111,7 +111,7 @@ class Graph:
     inputs: tuple[str, ...]
     output: str
     dims: tuple[dict[int, str], ...]
-    """Of each input, which dimensions may vary, and what they are."""
+    """Which dimensions of each input may vary, and what they are."""
     vocabulary: dict[str, int]
     """Inputs of tokens, and how many kinds there are."""
     width: int

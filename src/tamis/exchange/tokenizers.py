@@ -14,7 +14,7 @@ UNKNOWN, END = "<unk>", "</s>"
 
 
 def marian_vocabularies(folder: Path, config: Mapping[str, Any]) -> tuple[ImportedVocabulary, ImportedVocabulary]:
-    """Of source and target: source.spm and target.spm cut texts, vocab.json numbers the pieces."""
+    """Read the vocabularies of source and target: source.spm and target.spm cut texts, vocab.json numbers pieces."""
     start = config.get("decoder_start_token_id", config.get("pad_token_id"))
     found = []
     for side, size in (("source", config["vocab_size"]), ("target", config.get("decoder_vocab_size"))):
@@ -38,7 +38,7 @@ def marian_vocabularies(folder: Path, config: Mapping[str, Any]) -> tuple[Import
 
 
 def tokenizers_vocabulary(folder: Path, config: Mapping[str, Any]) -> ImportedVocabulary:
-    """Of a language model: tokenizer.json."""
+    """Read the vocabulary of a language model, tokenizer.json."""
     file = folder / "tokenizer.json"
     if not file.is_file():
         raise FileNotFoundError(

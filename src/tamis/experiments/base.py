@@ -32,10 +32,10 @@ from tamis.training.settings import TrainingConfig
 from tamis.training.trainer import Trainer
 
 OBSERVED_TOKENS = 4096
-"""Of a sample that stands for a whole set: for the densities shown in training, and for silencing each head in turn."""
+"""Tokens of a sample that stands for a whole set: for densities shown in training, and for silencing heads in turn."""
 
 Folders = Sequence[Path] | Mapping[str, Path]
-"""Of runs, which are called as the mapping says, or as their folders are."""
+"""Folders of runs, which are called as the mapping says, or as their folders are."""
 Rows = list[tuple[str, str]]
 """Names and values of a short table for people."""
 
@@ -57,7 +57,7 @@ class Material:
     translates: bool = False
     """Whether there are sources, to shuffle."""
     numbers: Sequence[int] = ()
-    """Of the sentences whose weights are kept to look at."""
+    """Numbers of the sentences whose weights are kept to look at."""
     extracts: Sequence[Sentences] = ()
     """To look at in place of those, where they are too long."""
     growing: Mapping[int, Tensor] = field(default_factory=dict)
@@ -71,7 +71,7 @@ class Spreading(NamedTuple):
 
     model: CausalLM
     kind: str
-    """Of the texts: only runs on the same are drawn together."""
+    """Kind of the texts: only runs on the same are drawn together."""
     lengths: Sequence[int]
     texts: Callable[[int], Tensor]
     """(samples, n) of each length."""
@@ -103,7 +103,7 @@ class Experiment(Config, ABC):
     what: ClassVar[str]
     """Such as "a language model"."""
     model_class: ClassVar[type[ModelConfig]]
-    """Of the section [model]."""
+    """Class of the section [model]."""
     monitors: ClassVar[tuple[str, ...]] = ()
     """What may be monitored besides the loss: `observe` finds it as valid_NAME, and higher is better."""
     not_of_the_weights: ClassVar[tuple[str, ...]] = ("evaluation",)
@@ -341,7 +341,7 @@ def growing(model: CausalLM, trained: int, most: int) -> list[int]:
 
 
 def count_heads(model: nn.Module) -> int:
-    """Of all attention in a model."""
+    """Count the heads of all attention in a model."""
     return sum(site.num_heads for site in attention_sites(model).values())
 
 

@@ -45,7 +45,7 @@ def describe_cost(trainer: Trainer) -> None:
 
 
 def fixed_bytes(trainer: Trainer) -> int:
-    """Of weights, gradients, what the optimiser remembers, and an average of the weights where one is kept."""
+    """Bytes of weights, gradients, what the optimiser remembers, and an average of the weights where one is kept."""
     copies = 4 + (trainer.ema is not None)  # Adam's two; Muon has one of most weights
     shards = trainer.process.world if trainer.config.parallel == "fsdp" else 1
     every = sum(parameter.numel() * parameter.element_size() for parameter in trainer.model.parameters())
@@ -61,7 +61,7 @@ def held_bytes(trainer: Trainer) -> int:
 
 
 def largest_part(trainer: Trainer) -> Any:
-    """Of the next few updates."""
+    """Return the largest part of the next few updates."""
     updates = itertools.islice(trainer.task.updates.iterate(trainer.state.position), LOOKED_AT)
     parts = [part for _, indices in updates for part in trainer.task.update(indices, trainer.process).parts]
     return max(parts, key=lambda part: sum(x.numel() for x in vars(part).values() if isinstance(x, Tensor)))

@@ -45,7 +45,7 @@ class RunFolder:
         return any(self.checkpoints.glob("step-*"))
 
     def records(self) -> list[Record]:
-        """Of training; none where they are not there."""
+        """Return the records of training; none where they are not there."""
         if not self.metrics.is_file():
             return []
         checkpoints = Checkpoints(self.checkpoints)

@@ -47,6 +47,9 @@ def read_recipe(
         arms: of the file's arms, taken one after the other before the overrides.
         also: plugins besides those of the recipe.
         run_plugins: run the code of plugins; otherwise it must have been run already.
+
+    Returns:
+        the experiment.
     """
     tables = read_tables(path, overrides, (arms,) if isinstance(arms, str) else arms)
     try:
@@ -65,13 +68,25 @@ def read_recipe(
 
 
 def open_run(folder: str | Path) -> OpenRun:
-    """A run.  Its plugins must have been named by the user: the folder may be somebody else's."""
+    """Open a run.  Its plugins must have been named by the user: the folder may be somebody else's.
+
+    Args:
+        folder: the run.
+
+    Returns:
+        the folder, and the experiment that its recipe describes.
+    """
     run = RunFolder(folder)
     return OpenRun(run, read_recipe(run.recipe, run_plugins=False))
 
 
 def check_writes(folder: Path, how: str) -> None:
-    """Raise if a folder is of a run whose models do not write that way; a folder of a model alone is not looked at."""
+    """Raise if a folder is of a run whose models do not write that way; a folder of a model alone is not looked at.
+
+    Args:
+        folder: of a run or of a model.
+        how: "translate" or "generate".
+    """
     run = RunFolder(folder)
     if run.recipe.is_file() and (writes := kind_of(read_tables(run.recipe)).writes) != how:
         instead = f"`tamis {writes} {folder}`" if writes else f"`tamis evaluate {folder}` says how well it does"

@@ -59,9 +59,9 @@ from tamis.training.protocol import Task
 from tamis.training.settings import TrainingConfig
 
 ANALYSED_TOKENS = 1 << 15
-"""Of the text that an analysis looks at."""
+"""Tokens of the text that an analysis looks at."""
 SHOWN_TOKENS = 64
-"""Of a piece whose weights are kept to look at."""
+"""Tokens of a piece whose weights are kept to look at."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -21,7 +21,13 @@ Systems = Sequence[Path] | Mapping[str, Sequence[Path]]
 
 
 def report(systems: Systems, output: Path, title: str = "Tamis report") -> None:
-    """One page about analysed runs side by side, with all that it needs inside; docs/report.md shows it."""
+    """Write one page about analysed runs side by side, with all that it needs inside; docs/report.md shows it.
+
+    Args:
+        systems: folders of runs, which may have names.
+        output: the file.
+        title: of the page.
+    """
     with reading(_every(systems)):
         text = page(content(analysed_runs(_single(systems)), title))
     with replacing(output) as file:
@@ -32,6 +38,11 @@ def plot(systems: Systems, output: Path, suffix: str = "pdf", dpi: int = 150) ->
     """Draw runs with matplotlib into a folder: the heads of those that are analysed, and scores against length.
 
     Returns the files, and the scores as a table where there are some.
+
+    Args:
+        systems: folders of runs, which may have names.
+        output: the folder.
+        suffix, dpi: "pdf", "svg" or "png", and the dots per inch of the last.
     """
     check_format(suffix, dpi)
     folders = _every(systems)
@@ -54,9 +65,17 @@ def plot(systems: Systems, output: Path, suffix: str = "pdf", dpi: int = 150) ->
 
 
 def plot_lengths(systems: Systems, path: Path, dpi: int = 200) -> str:
-    """Draw scores of evaluated runs against length, a line for each name, and return them as a table.
+    """Draw scores of evaluated runs against length, a line for each name.
 
     Without names there is a line for each mechanism and kind of positions, and its runs are seeds of one recipe.
+
+    Args:
+        systems: folders of runs, which may have names.
+        path: the picture.
+        dpi: dots per inch of a png.
+
+    Returns:
+        the scores as a table.
     """
     with reading(_every(systems)):
         if isinstance(systems, Mapping):
@@ -113,7 +132,14 @@ def _seeds(runs: Sequence[OpenRun]) -> dict[str, list[OpenRun]]:
 
 
 def analysed_runs(folders: Folders) -> list[ReportRun]:
-    """What the stages wrote about runs.  An evaluation may be missing, an analysis not."""
+    """Read what the stages wrote about runs.  An evaluation may be missing, an analysis not.
+
+    Args:
+        folders: of runs, which may have names.
+
+    Returns:
+        what the report shows of each.
+    """
     listed = list(folders.values() if isinstance(folders, Mapping) else folders)
     names = _names(listed)  # also where they are not used: a run that comes twice is refused
     if isinstance(folders, Mapping):

@@ -51,12 +51,26 @@ def as_toml(values: Mapping[str, Any]) -> str:
 
 
 def arms_of(path: str | Path) -> list[str]:
-    """The names of a recipe's arms."""
+    """List the names of a recipe's arms.
+
+    Args:
+        path: the recipe.
+
+    Returns:
+        names, in the order of the file.
+    """
     return list(_read(Path(path))[1])
 
 
 def read_settings(overrides: Sequence[str]) -> dict[str, Any]:
-    """Settings of one section, such as ``beam=10``."""
+    """Read settings of one section, such as ``beam=10``.
+
+    Args:
+        overrides: ``name=value`` each.
+
+    Returns:
+        values by name.
+    """
     settings: dict[str, Any] = {}
     for override in overrides:
         _apply(settings, override)

@@ -74,12 +74,30 @@ T = TypeVar("T")
 
 
 def prepare(experiment: Experiment, display: Display | None = None) -> Any:
-    """What training needs besides the recipe, built now or earlier."""
+    """Build what training needs besides the recipe, if it is not there yet.
+
+    Args:
+        experiment: the recipe.
+        display: what is told of the progress.
+
+    Returns:
+        what was built.
+    """
     return experiment.prepare(display or Display())
 
 
 def train(experiment: Experiment, folder: Path, device: str | None = None, display: Display | None = None) -> Path:
-    """Train, from where an earlier call was interrupted if one was; returns the folder of the model."""
+    """Train, from where an earlier call was interrupted if one was.
+
+    Args:
+        experiment: the recipe.
+        folder: the run.
+        device: by default what there is.
+        display: what is told of the progress.
+
+    Returns:
+        the folder of the model.
+    """
     run = RunFolder(folder)
     with ExitStack() as stack:
         own = stack.enter_context(process(device))
@@ -156,7 +174,7 @@ def _check_recipe(run: RunFolder, experiment: Experiment) -> None:
 
 
 def different_settings(one: dict[str, Any], other: dict[str, Any]) -> list[str]:
-    """Of two runs, those that make their weights different."""
+    """Return the settings of two runs that make their weights different."""
     return [
         name
         for name in sorted(one.keys() | other.keys())
@@ -169,7 +187,15 @@ def different_settings(one: dict[str, Any], other: dict[str, Any]) -> list[str]:
 def evaluate(
     folder: Path, device: str | None = None, display: Display | None = None, settings: dict[str, Any] | None = None
 ) -> dict[str, Any]:
-    """Score a run on its test set; writes evaluation.json.  `settings` change those of the kind's evaluation."""
+    """Score a run on its test set; writes evaluation.json.
+
+    Args:
+        folder, device, display: as in :func:`analyze`.
+        settings: changes to those of the kind's evaluation.
+
+    Returns:
+        what evaluation.json holds.
+    """
     display = display or Display()
     run, experiment = open_run(folder)
     experiment.check_evaluation(settings or {})
@@ -188,7 +214,18 @@ def analyze(
     display: Display | None = None,
     shown: int = SHOWN,
 ) -> dict[str, Any]:
-    """What the heads of a run do on its validation set, or on `data`; writes analysis.json and analysis.npz."""
+    """Measure what the heads of a run do on its validation set, or on `data`; writes analysis.json and analysis.npz.
+
+    Args:
+        folder: the run.
+        data: text instead of the validation set.
+        device: by default what there is.
+        display: what is told of the progress.
+        shown: how many sentences to keep to look at.
+
+    Returns:
+        what analysis.json holds.
+    """
     display = display or Display()
     run, experiment = open_run(folder)
     material = experiment.material(run, data, device, shown)
@@ -257,7 +294,15 @@ def _heads_found(found: Analysis, result: dict[str, Any]) -> Rows:
 def dispersion(
     folder: Path, device: str | None = None, display: Display | None = None, settings: dict[str, Any] | None = None
 ) -> dict[str, Any]:
-    """How the heads of a run spread at the lengths of its recipe; writes dispersion.json."""
+    """Measure how the heads of a run spread at the lengths of its recipe; writes dispersion.json.
+
+    Args:
+        folder, device, display: as in :func:`analyze`.
+        settings: changes to those of the recipe.
+
+    Returns:
+        what dispersion.json holds.
+    """
     display = display or Display()
     run, experiment = open_run(folder)
     config = DispersionConfig.from_dict({**DispersionConfig().to_dict(), **(settings or {})})
@@ -269,13 +314,29 @@ def dispersion(
 def heads(
     folder: Path, device: str | None = None, display: Display | None = None, settings: dict[str, Any] | None = None
 ) -> dict[str, Any]:
-    """What a run of a task needs each head for, by length; writes heads.json."""
+    """Measure what a run of a task needs each head for, by length; writes heads.json.
+
+    Args:
+        folder, device, display: as in :func:`analyze`.
+        settings: changes to those of the recipe.
+
+    Returns:
+        what heads.json holds.
+    """
     run, experiment = open_run(folder)
     return run.write(run.heads, experiment.heads(run, device, settings or {}, display or Display()))
 
 
 def compare(systems: Mapping[str, Sequence[Path]], baseline: str | None = None) -> Described:
-    """Evaluated runs of one kind side by side, the runs of a system, such as seeds, pooled."""
+    """Compare evaluated runs of one kind, the runs of a system, such as seeds, pooled.
+
+    Args:
+        systems: folders of runs, by name.
+        baseline: a name; the first by default.
+
+    Returns:
+        what can be printed.
+    """
     opened = {name: [open_run(folder) for folder in folders] for name, folders in systems.items()}
     with reading(folder for folders in systems.values() for folder in folders):
         return one_kind(opened).compare(opened, baseline)

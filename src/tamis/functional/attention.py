@@ -34,7 +34,7 @@ def attention(
     backend: str = "auto",
     **options: Unpack[Options],
 ) -> Tensor:
-    """``rule(query @ key.T * scale + bias) @ value``: attention of any kind.
+    """Compute attention of any kind: ``rule(query @ key.T * scale + bias) @ value``.
 
     Args:
         query: (B, H, Lq, D).
@@ -98,13 +98,16 @@ def entmax_attention(
     generator: torch.Generator | None = None,
     backend: str = "auto",
 ) -> Tensor:
-    """``entmax(query @ key.T * scale + bias) @ value``: attention with exact zeros.
+    """Compute attention with exact zeros: ``entmax(query @ key.T * scale + bias) @ value``.
 
     Args:
         alpha: in [1, 2].  A number, one per query head (H,), or a tensor that broadcasts to (B, H, Lq, 1).  A tensor
             that requires grad gets one.  alpha = 1 is softmax.
 
     The rest as in :func:`attention`, of which this is the rule `Entmax(alpha)`.
+
+    Returns:
+        the output (B, H, Lq, Dv).
     """
     return attention(
         query,
@@ -151,7 +154,7 @@ def relu_attention(
     generator: torch.Generator | None = None,
     backend: str = "auto",
 ) -> Tensor:
-    """``activation(query @ key.T * scale + bias) @ value``: elementwise weights, nothing normalised.
+    """Compute attention by elementwise weights: ``activation(query @ key.T * scale + bias) @ value``.
 
     Args:
         activation: "relu", "squared_relu", "leaky_relu", "gelu", "identity" or "sigmoid".
@@ -160,6 +163,9 @@ def relu_attention(
 
     The rest as in :func:`attention`, of which this is the rule `Activation(activation, bias, divide_by_count)`.
     Masked weights are 0 whatever the activation.
+
+    Returns:
+        the output (B, H, Lq, Dv).
     """
     return attention(
         query,
@@ -203,9 +209,15 @@ def softmax_attention(
     generator: torch.Generator | None = None,
     backend: str = "auto",
 ) -> Tensor:
-    """Dense attention under the same contract: through `F.scaled_dot_product_attention` wherever that agrees with it.
+    """Compute dense attention, through `F.scaled_dot_product_attention` wherever that agrees with the contract.
 
     Arguments as in :func:`attention`, of which this is the rule `Softmax()`.
+
+    Args:
+        query, key, value, and the rest: as in :func:`attention`.
+
+    Returns:
+        the output (B, H, Lq, Dv).
     """
     return attention(
         query,
@@ -242,9 +254,15 @@ def attention_weights(
     rule: Rule = _ENTMAX15,
     **options: Unpack[Options],
 ) -> Tensor:
-    """The weights of :func:`attention`, (B, H, Lq, Lk), at least fp32 and differentiable.
+    """Return the weights of :func:`attention`, at least fp32 and differentiable.
 
     `value` and `dropout_p` are there to take the same arguments, and change nothing.
+
+    Args:
+        query, key, rule, and the rest: as in :func:`attention`.
+
+    Returns:
+        weights (B, H, Lq, Lk).
     """
     refuse_shards("attention_weights")
     call = check_call(query, key, value, attn_mask, 0.0, is_causal, scale, enable_gqa, **options)
@@ -260,9 +278,15 @@ def attention_scores(
     enable_gqa: bool = False,
     **options: Unpack[Options],
 ) -> tuple[Tensor, Tensor]:
-    """Scaled and biased scores and whether each is visible, both (B, H, Lq, Lk).
+    """Return scaled and biased scores, and whether each is visible.
 
     A score that an additive mask sets to -inf counts as hidden; one that is not a number does not.
+
+    Args:
+        query, key, and the rest: as in :func:`attention`.
+
+    Returns:
+        scores and a boolean mask, both (B, H, Lq, Lk).
     """
     refuse_shards("attention_scores")
     call = check_call(query, key, None, attn_mask, 0.0, is_causal, scale, enable_gqa, **options)
@@ -285,9 +309,15 @@ def sparse_attention_weights(
     backend: str = "auto",
     **options: Unpack[Options],
 ) -> SparseWeights:
-    """The exact non-zeros of :func:`attention_weights`, in compressed rows.
+    """Return the exact non-zeros of :func:`attention_weights`, in compressed rows.
 
     No L x L array is ever in memory, unless the rule knows no other way.
+
+    Args:
+        query, key, rule, and the rest: as in :func:`attention`.
+
+    Returns:
+        :class:`SparseWeights` over all (batch, head, query).
     """
     refuse_shards("sparse_attention_weights")
     call = check_call(query, key, value, attn_mask, 0.0, is_causal, scale, enable_gqa, **options)
@@ -312,7 +342,14 @@ def attention_statistics(
     backend: str = "auto",
     **options: Unpack[Options],
 ) -> Statistics:
-    """Support size, zero share, entropy, null share and mean distance per head, in memory linear in the length."""
+    """Measure support size, zero share, entropy, null share and distance per head, in memory linear in the length.
+
+    Args:
+        query, key, rule, and the rest: as in :func:`attention`; `value` and `dropout_p` change nothing.
+
+    Returns:
+        :class:`Statistics`, one number for each head.
+    """
     refuse_shards("attention_statistics")
     call = check_call(query, key, value, attn_mask, 0.0, is_causal, scale, enable_gqa, **options)
     bound = bind(rule, call)
@@ -334,7 +371,14 @@ def attention_with_statistics(
     backend: str = "auto",
     **options: Unpack[Options],
 ) -> tuple[Tensor, Statistics]:
-    """The output and, from the same pass, what :func:`attention_statistics` gives (of the weights before dropout)."""
+    """Compute :func:`attention` and, from the same pass, its :func:`attention_statistics`.
+
+    Args:
+        query, key, value, and the rest: as in :func:`attention`.
+
+    Returns:
+        the output, and statistics of the weights before dropout.
+    """
     refuse_shards("attention_with_statistics")
     call = check_call(
         query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa, generator=generator, **options
@@ -357,7 +401,14 @@ def attention_backends(
     generator: torch.Generator | None = None,
     **options: Unpack[Options],
 ) -> BackendChoice:
-    """Who would compute :func:`attention` with these arguments, and why not the others; print it."""
+    """Say which backend would compute :func:`attention` with these arguments, and why not the others.
+
+    Args:
+        query, key, value, and the rest: as in :func:`attention`.
+
+    Returns:
+        the choice; print it.
+    """
     call = check_call(
         query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa, generator=generator, **options
     )
@@ -372,7 +423,14 @@ def visible_counts(
     enable_gqa: bool = False,
     **options: Unpack[Options],
 ) -> Tensor:
-    """How many keys each query sees, (B or 1, H or 1, Lq): the n of length-aware scales."""
+    """Count the keys that each query sees: the n of length-aware scales.
+
+    Args:
+        query, key, and the rest: as in :func:`attention`.
+
+    Returns:
+        counts (B or 1, H or 1, Lq).
+    """
     if (sharding := active()) is not None:
         return sharding.visible_counts(query, key, attn_mask, is_causal, enable_gqa, **options)
     return check_call(query, key, None, attn_mask, 0.0, is_causal, None, enable_gqa, **options).counts()

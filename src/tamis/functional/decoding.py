@@ -31,7 +31,7 @@ def paged_attention(
     page_norms: Tensor | None = None,
     backend: str = "auto",
 ) -> Tensor:
-    """:func:`tamis.attention` to a paged cache.
+    """Compute :func:`tamis.attention` to a paged cache.
 
     Args:
         query: (B, H, Lq, D), the last Lq tokens of each sequence.

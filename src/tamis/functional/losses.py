@@ -27,7 +27,7 @@ def entmax_loss(
     label_smoothing: float = 0.0,
     backend: str = "auto",
 ) -> Tensor:
-    """The Fenchel-Young loss of :func:`entmax`; takes what `torch.nn.functional.cross_entropy` takes.
+    """Compute the Fenchel-Young loss of :func:`entmax`; takes what `torch.nn.functional.cross_entropy` takes.
 
     Its gradient in the scores is ``entmax(input, alpha) - target``; at alpha = 1 it is cross-entropy.  Unlike
     cross-entropy it reaches exactly zero once the target leads by a margin of 1 / (alpha - 1).
@@ -45,6 +45,9 @@ def entmax_loss(
             insist on a kernel.
 
     A class whose score is -inf costs +inf as a target and nothing otherwise.
+
+    Returns:
+        the loss of each sample, or their sum or mean.
     """
     e, z = _loss_inputs(input, target, alpha, 0.0, subtract=1.0)
     name = chosen(backend, z, e)
@@ -67,7 +70,14 @@ def sparsemax_loss(
     label_smoothing: float = 0.0,
     backend: str = "auto",
 ) -> Tensor:
-    """:func:`entmax_loss` at alpha = 2."""
+    """Compute :func:`entmax_loss` at alpha = 2.
+
+    Args:
+        input, target, and the rest: as in :func:`entmax_loss`.
+
+    Returns:
+        the loss of each sample, or their sum or mean.
+    """
     return entmax_loss(
         input,
         target,
@@ -90,7 +100,14 @@ def normmax_loss(
     reduction: str = "mean",
     label_smoothing: float = 0.0,
 ) -> Tensor:
-    """The Fenchel-Young loss of :func:`normmax`, for alpha > 1; arguments as in :func:`entmax_loss`."""
+    """Compute the Fenchel-Young loss of :func:`normmax`, for alpha > 1.
+
+    Args:
+        input, target, alpha, and the rest: as in :func:`entmax_loss`.
+
+    Returns:
+        the loss of each sample, or their sum or mean.
+    """
     alpha, z = _loss_inputs(input, target, alpha, 1.0, subtract=0.0)
     conjugate = partial(normmax_conjugate, alpha=alpha)
     return _loss(conjugate, z, input, target, weight, ignore_index, reduction, label_smoothing)

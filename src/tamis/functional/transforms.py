@@ -54,23 +54,43 @@ def entmax(
 
 
 def sparsemax(input: Tensor, dim: int = -1, *, mask: Tensor | None = None, backend: str = "auto") -> Tensor:
-    """The Euclidean projection of the scores onto the simplex: :func:`entmax` at alpha = 2."""
+    """Project the scores onto the simplex: :func:`entmax` at alpha = 2.
+
+    Args:
+        input, dim, mask, backend: as in :func:`entmax`.
+
+    Returns:
+        weights with the shape and dtype of `input`.
+    """
     return entmax(input, 2.0, dim, mask=mask, backend=backend)
 
 
 def entmax15(input: Tensor, dim: int = -1, *, mask: Tensor | None = None, backend: str = "auto") -> Tensor:
-    """:func:`entmax` at alpha = 1.5, the usual choice when alpha is not learned."""
+    """Compute :func:`entmax` at alpha = 1.5, the usual choice when alpha is not learned.
+
+    Args:
+        input, dim, mask, backend: as in :func:`entmax`.
+
+    Returns:
+        weights with the shape and dtype of `input`.
+    """
     return entmax(input, 1.5, dim, mask=mask, backend=backend)
 
 
 def entmax_threshold(
     input: Tensor, alpha: float | Tensor = 1.5, dim: int = -1, *, mask: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
-    """The threshold and the support size behind :func:`entmax`, both with `dim` kept at size 1.
+    """Return the threshold and the support size behind :func:`entmax`.
 
     ``p = relu((alpha - 1) * z - tau) ** (1 / (alpha - 1))``.  At alpha = 1 tau is its limit, -1.  tau is at least
     fp32 and differentiable; a row with nothing to attend to has an infinite tau and a support of 0.  The support is
     counted by the threshold, so entries whose weight is too small for the dtype count.
+
+    Args:
+        input, alpha, dim, mask: as in :func:`entmax`.
+
+    Returns:
+        threshold and support size, both with `dim` kept at size 1.
     """
     z, dim = prepare(input, dim, mask)
     z = z.to(compute_dtype(z.dtype))
@@ -95,10 +115,16 @@ def entmax_threshold(
 
 
 def normmax(input: Tensor, alpha: float | Tensor = 2.0, dim: int = -1, *, mask: Tensor | None = None) -> Tensor:
-    """``argmax over the simplex of <p, z> - ||p||_alpha`` for alpha > 1.
+    """Compute ``argmax over the simplex of <p, z> - ||p||_alpha`` for alpha > 1.
 
     Sparse like entmax, and flatter on its support: as alpha grows the weights on it become equal.
     Arguments, special values and derivatives as in :func:`entmax`.
+
+    Args:
+        input, alpha, dim, mask: as in :func:`entmax`.
+
+    Returns:
+        weights with the shape and dtype of `input`.
     """
     z, dim = prepare(input, dim, mask)
     weights = normmax_weights(z, row_parameter("alpha", alpha, 1.0, input.shape, input.dtype, dim))
@@ -106,10 +132,17 @@ def normmax(input: Tensor, alpha: float | Tensor = 2.0, dim: int = -1, *, mask: 
 
 
 def budgetmax(input: Tensor, budget: float | Tensor = 2.0, dim: int = -1, *, mask: Tensor | None = None) -> Tensor:
-    """``argmax of <p, z> - ||p||^2 / 2`` over 0 <= p <= 1 with sum p = budget: a soft choice of several.
+    """Choose several: ``argmax of <p, z> - ||p||^2 / 2`` over 0 <= p <= 1 with sum p = budget.
 
     `budget` is a number of at least 0 or a tensor as alpha in :func:`entmax`, and has a gradient.  Where fewer scores
     than the budget are there to choose from, each gets weight 1.
+
+    Args:
+        input, dim, mask: as in :func:`entmax`.
+        budget: what the weights of a row sum to.
+
+    Returns:
+        weights with the shape and dtype of `input`.
     """
     z, dim = prepare(input, dim, mask)
     if not isinstance(budget, Tensor) and z.shape[-1] and isinstance(budget, int | float) and budget > z.shape[-1]:

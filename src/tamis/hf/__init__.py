@@ -59,16 +59,29 @@ _OWN = {
 
 
 def class_named(name: str) -> Any:
-    """A class that saved folders name: one of our own, or the twin of one of transformers."""
+    """Return a class that saved folders name: one of our own, or the sparse twin of one of transformers.
+
+    Args:
+        name: as config.json has it.
+
+    Returns:
+        the class.
+    """
     if name == "VocabularyTokenizer" or any(name in names for names in _OWN.values()):
         return getattr(_models(), name)
     return _twin_named(name)
 
 
 def to_transformers(path: str | Path) -> Any:
-    """The model and the tokenizer of a run or of a model folder of ours, as transformers has them.
+    """Turn a run or a model folder of ours into a model and a tokenizer of transformers.
 
     Save both with `save_pretrained`; the folder then loads with the Auto classes.
+
+    Args:
+        path: a run folder or a model folder.
+
+    Returns:
+        the model and the tokenizer.
     """
     return _models().to_transformers(path)
 

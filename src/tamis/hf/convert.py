@@ -30,7 +30,7 @@ def sparsify(
     spread: float | None = None,
     **settings: Any,
 ) -> Model:
-    """Give a loaded model another attention mechanism, in place, and return it.
+    """Give a loaded model another attention mechanism, in place.
 
     Args:
         model: any model whose attention goes through the interface of transformers.
@@ -47,6 +47,9 @@ def sparsify(
 
     Parameters are added under the name "tamis" inside each attention module, in fp32.  `save_pretrained` writes them,
     with the settings in config.json; the Auto classes of transformers bring both back (:mod:`tamis.hf.classes`).
+
+    Returns:
+        the model.
     """
     make = _maker(mechanism, alpha, start, settings)
     sites = find_sites(model)
@@ -59,7 +62,14 @@ def sparsify(
 
 
 def densify(model: Model) -> Model:
-    """Take out all that `sparsify` installed, in place, and return the model: it computes what it did before."""
+    """Take out all that `sparsify` installed, in place: the model computes what it did before.
+
+    Args:
+        model: a sparsified model.
+
+    Returns:
+        the model.
+    """
     remembered = model.__dict__.pop("dense_implementations", None)
     if remembered is None:
         raise ValueError(f"this {type(model).__name__} has no sparse attention to take out")

@@ -19,7 +19,7 @@ from tamis.mechanisms import Mechanism, SoftmaxAttention
 Factory = Callable[[AttentionSite], Mechanism]
 
 VERSION = 1
-"""Of what is written to config.json."""
+"""Version of what is written to config.json."""
 
 
 def install(model: PreTrainedModel, sites: list[AttentionSite], chosen: Mapping[str, tuple[Mechanism, Spec]]) -> None:

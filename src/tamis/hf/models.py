@@ -268,7 +268,7 @@ def _cache(model: TamisPreTrainedModel, past: TamisCache | None, wanted: bool | 
 
 
 def _new_part(mask: Tensor | None, tokens: Tensor) -> Tensor | None:
-    """Of a mask over all that was read, what concerns these tokens; the cache remembers the rest."""
+    """Return the part of a mask that concerns these tokens; the cache remembers the rest."""
     return None if mask is None else mask[:, -tokens.shape[1] :].bool()
 
 

@@ -22,7 +22,7 @@ def from_pretrained(
     mechanism: Factory | None = None,
     **loading: Any,
 ) -> Any:
-    """The model that `save_pretrained` wrote, with its sparse attention.
+    """Load the model that `save_pretrained` wrote, with its sparse attention.
 
     For most models `AutoModelForCausalLM.from_pretrained` and its like do the same.  This also reads folders whose
     config.json has the dense `model_type`, as tamis first wrote them, and takes what those have no argument for.
@@ -32,6 +32,9 @@ def from_pretrained(
         model_class: the class to load it as; by default that which was saved.
         mechanism: makes the mechanism of an `AttentionSite`; needed where they were given as objects or by a function.
         loading: further arguments of transformers' `from_pretrained`, such as `dtype`.
+
+    Returns:
+        the model.
     """
     config = _read_config(path, model_class, {name: loading[name] for name in _WHERE if name in loading})
     if not isinstance(getattr(config, PART, None), dict):

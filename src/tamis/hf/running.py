@@ -10,7 +10,15 @@ from tamis.analysis import Sentences
 
 
 def run_model(model: nn.Module, batch: Sentences) -> Any:
-    """The `run` of `tamis.analysis.analyze` for Hugging Face models: pairs for an encoder-decoder, else targets."""
+    """Call a Hugging Face model on a batch, as the `run` of `tamis.analysis.analyze`.
+
+    Args:
+        model: a sparsified model.
+        batch: pairs for an encoder-decoder, else targets.
+
+    Returns:
+        what the model returns.
+    """
     target = {"ids": batch.target.ids, "mask": batch.target.real.long()}
     if batch.source is None:
         return model(input_ids=target["ids"], attention_mask=target["mask"])

@@ -19,10 +19,13 @@ BATCH, LENGTH = 8, 64
 
 
 def measure_spread(model: PreTrainedModel, inputs: Mapping[str, Any] | None = None) -> dict[str, Tensor]:
-    """Return the spread of the scores of every head of a sparsified model, by the name of the site.
+    """Return the spread of the scores of every head of a sparsified model.
 
     Args:
         inputs: what the model is called with; by default random tokens.
+
+    Returns:
+        tensors (H,) by the name of the site.
     """
     return measure_sites(_sites(model), model, lambda: _run(model, inputs))
 
@@ -30,9 +33,17 @@ def measure_spread(model: PreTrainedModel, inputs: Mapping[str, Any] | None = No
 def set_spread(
     model: PreTrainedModel, inputs: Mapping[str, Any] | None = None, *, spread: float | None = None
 ) -> dict[str, Tensor]:
-    """Rescale query and key projections of a sparsified model, in place: :func:`tamis.nn.set_spread` for such models.
+    """Rescale query and key projections of a sparsified model, in place, as :func:`tamis.nn.set_spread` does.
 
     It is for models trained from scratch; one that has learnt where to look would forget it.
+
+    Args:
+        model: a sparsified model.
+        inputs: what the model is called with; by default random tokens.
+        spread: standard deviation of the scores.
+
+    Returns:
+        the spread before, as of :func:`tamis.hf.measure_spread`.
     """
     return set_on_sites(_sites(model), model, lambda: _run(model, inputs), spread)
 

@@ -12,15 +12,30 @@ from tamis.mechanisms.schedules import distance_from_sparsest, learned_alphas_of
 
 
 def added_parameters(model: nn.Module) -> list[nn.Parameter]:
-    """The parameters that `sparsify` added: alphas, norms, scales."""
+    """List the parameters that `sparsify` added: alphas, norms, scales.
+
+    Args:
+        model: a sparsified model.
+
+    Returns:
+        parameters, in the order of the modules.
+    """
     return [parameter for _, part in parts_of(model) for parameter in part.parameters()]
 
 
 def parameter_groups(model: nn.Module, lr: float, added_lr: float) -> list[dict[str, Any]]:
-    """For an optimiser: the parameters that `sparsify` added with a learning rate of their own and no weight decay.
+    """Group parameters for an optimiser: those that `sparsify` added get a rate of their own and no weight decay.
 
     An alpha near 1 moves slowly: its raw value has far to go.  A rate ten to a hundred times that of the weights is
     usual for it.
+
+    Args:
+        model: a sparsified model.
+        lr: learning rate of the model's own parameters.
+        added_lr: learning rate of the added ones.
+
+    Returns:
+        groups to give to an optimiser.
     """
     added = added_parameters(model)
     known = {id(parameter) for parameter in added}
@@ -29,9 +44,15 @@ def parameter_groups(model: nn.Module, lr: float, added_lr: float) -> list[dict[
 
 
 def sparsity_pressure(model: nn.Module) -> Tensor:
-    """How far the learned alphas are from their upper end, on average, from 0 to 1; add some of it to the loss.
+    """Return how far the learned alphas are from their upper end, on average: add some of it to the loss.
 
     Without it alphas go where the loss sends them, which may be back to 1.
+
+    Args:
+        model: a sparsified model.
+
+    Returns:
+        a number from 0 to 1, with a gradient.
     """
     alphas = learned(model)
     if not alphas:

@@ -23,7 +23,7 @@ from tamis.attention.rules import Rule
 PAGE = 64
 """Keys whose largest norm stands for all of them."""
 ROUNDING = 1 / 64
-"""Of |q| |k|: more than autocast to bf16 makes of it."""
+"""The error of |q| |k|: more than autocast to bf16 makes of it."""
 
 
 def attention_in_reach(

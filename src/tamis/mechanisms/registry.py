@@ -58,9 +58,18 @@ def build_mechanism(
     *,
     head_dim: int | None = None,
 ) -> Mechanism:
-    """The mechanism that a specification names, for a layer of these sizes; a `Mechanism` is returned as it is.
+    """Build the mechanism that a specification names, for a layer of these sizes.
+
+    Args:
+        spec: a name, a table with a name and settings, or a `Mechanism`, which is returned as it is.
+        embed_dim, num_heads: of the layer.
+        scaled_heads: which heads :class:`ASEntmaxAttention` scales; all by default.
+        head_dim: embed_dim // num_heads by default.
 
     Every table may have an `initial_spread`, in place of that which the mechanism asks for.
+
+    Returns:
+        the mechanism.
     """
     if isinstance(spec, Mechanism):
         return spec

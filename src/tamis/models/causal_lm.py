@@ -24,7 +24,7 @@ class CausalLMConfig(ModelConfig):
     embed_dim: int = 256
     ffn_dim: int = 1024
     num_layers: int = 4
-    """Of the decoder."""
+    """Layers of the decoder."""
     mechanism: Spec = "asentmax"
     """A name, or a table with a name and arguments: {"name": "entmax", "alpha": 1.5}."""
     position: Spec = "nape"

@@ -38,7 +38,7 @@ class ModelConfig(Config):
     embed_dim: int
     """Width of what goes from layer to layer."""
     num_heads: int = 8
-    """Of each attention; embed_dim is a multiple of it."""
+    """Heads of each attention; embed_dim is a multiple of it."""
     num_kv_heads: int | None = None
     """None: as many as num_heads."""
     head_dim: int | None = None
@@ -48,11 +48,11 @@ class ModelConfig(Config):
     position: Spec
     """A name, or a table with a name and settings: {"name": "rope", "base": 500000, "scaling": 4}."""
     max_length: int = 1024
-    """Of learned positions; the others have no bound."""
+    """The number of learned positions; the others have no bound."""
     rope_base: float = 10000.0
-    """Of rotary positions that do not say their base themselves."""
+    """Base of rotary positions that do not say it themselves."""
     activation: str
-    """Of the feed-forward networks: "relu", "gelu", "swiglu" or "geglu"."""
+    """Activation of the feed-forward networks: "relu", "gelu", "swiglu" or "geglu"."""
     norm: str
     """"layernorm" or "rmsnorm"."""
     arrangement: str = "pre"

@@ -26,9 +26,9 @@ class Seq2SeqConfig(ModelConfig):
     embed_dim: int = 512
     ffn_dim: int = 2048
     encoder_layers: int = 6
-    """Of the encoder."""
+    """Layers of the encoder."""
     decoder_layers: int = 6
-    """Of the decoder."""
+    """Layers of the decoder."""
     encoder_mechanism: Spec = "entmax"
     """A name, or a table with a name and arguments: {"name": "entmax", "alpha": 1.5}.  In a recipe `mechanism` stands
     for this and the two after it."""

@@ -115,4 +115,4 @@ SIGNATURES = {
     "tamis_attention_collect": [c_void_p, c_void_p, c_void_p, c_void_p],
     "tamis_attention_total": [c_void_p, *(c_int64,) * 3, c_void_p, *(c_int64,) * 3],
 }
-"""Of the functions in cpp/attention_*.cpp."""
+"""Signatures of the functions in cpp/attention_*.cpp."""

@@ -1,4 +1,4 @@
-"""Attention by the C++ kernels: plain tensors in, plain tensors out.  What is computed, docs/kernels.md says."""
+"""Attention by the C++ kernels: plain tensors in, plain tensors out.  What is computed, docs/cpu-attention.md says."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _SPARE = 64  # numbers behind the last that a vector may read
 
 
 class Results(NamedTuple):
-    """Of a forward pass."""
+    """What a forward pass returns."""
 
     out: Tensor
     kept: Tensor
@@ -34,7 +34,7 @@ class Results(NamedTuple):
 
 
 class Gradients(NamedTuple):
-    """Of a backward pass; those that nobody asked for are empty."""
+    """What a backward pass returns; gradients that nobody needs are empty."""
 
     query: Tensor
     key: Tensor

@@ -74,7 +74,7 @@ SIGNATURES = {
     "tamis_decoding_places": ([c_void_p], c_int64),
     "tamis_best": ([c_void_p, c_int64, c_int64, c_int64, c_void_p, c_int64, c_void_p, c_void_p], c_int32),
 }
-"""Of the functions in cpp/layers.cpp, cpp/decode.cpp and cpp/best.cpp: arguments and result."""
+"""Signatures of the functions in cpp/layers.cpp, cpp/decode.cpp and cpp/best.cpp: arguments and result."""
 
 
 @functools.cache

@@ -33,7 +33,7 @@ SIGNATURES = {
     "tamis_loss_backward": [*_LOSS, c_void_p, c_void_p, c_int64, c_void_p, c_void_p],
     **arguments.SIGNATURES,
 }
-"""Of the functions in cpp/rows.cpp and cpp/loss.cpp, and those of attention."""
+"""Signatures of the functions in cpp/rows.cpp and cpp/loss.cpp, and those of attention."""
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,11 @@ class Status:
 
 
 def status() -> Status:
-    """What was loaded, or why nothing was."""
+    """Say which build of the C++ kernels was loaded, or why none was.
+
+    Returns:
+        the build, or the reason.
+    """
     try:
         return _load()[1]
     except RuntimeError as error:

@@ -14,7 +14,7 @@ from tamis.native import library
 
 PRECISIONS = {"fp32": 0, "bf16": 1, "int8": 2}
 MAX_INPUTS = 65536
-"""Of int8: more might not fit into sums of 32 bits."""
+"""Inputs of int8 at most: more might not fit into sums of 32 bits."""
 FUNCTIONS = {"none": 0, "relu": 1, "gelu": 2, "silu": 3}
 
 
@@ -39,7 +39,7 @@ SIGNATURES = {
     "tamis_has_instructions": ([c_int32], c_int32),
     "tamis_sample": ([c_void_p, c_void_p, c_int64], c_int64),
 }
-"""Of the functions in cpp/product.cpp: arguments and result."""
+"""Signatures of the functions in cpp/product.cpp: arguments and result."""
 
 
 @functools.cache

@@ -34,11 +34,14 @@ class Site(NamedTuple):
 
 
 def measure_spread(model: nn.Module, *args: Any, **kwargs: Any) -> dict[str, Tensor]:
-    """Return the spread of the scores of every head, (H,) by the path of the attention layer, on one batch.
+    """Return the spread of the scores of every head on one batch.
 
     Args:
         model: any module with :class:`tamis.nn.Attention` or :class:`tamis.nn.MultiheadAttention` in it.
         args, kwargs: what the model is called with.
+
+    Returns:
+        tensors (H,) by the path of the attention layer.
     """
     return measure_sites(sites_of(model), model, lambda: model(*args, **kwargs))
 

@@ -15,7 +15,7 @@ class Layer:
     key_heads: int
     head_dim: int
     bytes: int = 2
-    """Of a number."""
+    """Bytes of a number."""
 
     def sent(self, way: str, trains: bool) -> int:
         """By "heads" or "keys", forward, or forward and backward."""

@@ -58,7 +58,7 @@ def sharded_attention(
     budget: int = 1024,
     **places: Unpack[Places],
 ) -> Tensor:
-    """:func:`tamis.attention` to keys and values in shards; without a gradient.
+    """Compute :func:`tamis.attention` to keys and values in shards; without a gradient.
 
     Args:
         query: (B, H, Lq, D), the same in every process.
@@ -100,7 +100,14 @@ def sharded_counts(
     enable_gqa: bool = False,
     **places: Unpack[Places],
 ) -> Tensor:
-    """How many keys of all shards each query sees, (B or 1, H or 1, Lq): the n of length-aware scales."""
+    """Count the keys of all shards that each query sees: the n of length-aware scales.
+
+    Args:
+        query, keys, and the rest: as in :func:`sharded_attention`.
+
+    Returns:
+        counts (B or 1, H or 1, Lq).
+    """
     return _shards(query, keys, keys, {"is_causal": is_causal, "enable_gqa": enable_gqa}, **places).counts()
 
 

@@ -40,7 +40,7 @@ class Sight:
     device: torch.device
     num_queries: int
     num_keys: int
-    """Of the whole sequence."""
+    """The number of keys of the whole sequence."""
     is_causal: bool
     attn_mask: Tensor | None
     """4-D; its queries are this process's, its keys all, where they are not 1."""
@@ -188,7 +188,7 @@ def gathered(exchange: Exchange, x: Tensor, dim: int) -> Tensor:
 
 
 def rows_of_heads(exchange: Exchange, x: Tensor, heads: slice) -> Tensor:
-    """Of what broadcasts to (B, H, L / P, n), the rows of all queries and some heads."""
+    """Return the rows of all queries and some heads of what broadcasts to (B, H, L / P, n)."""
     if x.shape[2] == 1:
         return take(x, 1, heads)
     if x.shape[1] == 1:

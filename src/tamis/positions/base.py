@@ -57,7 +57,15 @@ class NoPE(Position):
 
 
 def position_rows(positions: Tensor, batch: int, length: int) -> Tensor:
-    """Positions (L,) or (B or 1, L) as (B or 1, L)."""
+    """Bring positions (L,) or (B or 1, L) to the form (B or 1, L).
+
+    Args:
+        positions: of tokens, in one of these forms.
+        batch, length: B and L, which are checked.
+
+    Returns:
+        positions (B or 1, L).
+    """
     rows = positions[None] if positions.ndim == 1 else positions
     if rows.ndim != 2 or not (rows.shape[0] == 1 or rows.shape[0] == batch) or rows.shape[1] != length:
         shape = tuple(positions.shape)

@@ -41,11 +41,14 @@ POSITIONS: Registry[Kind] = Registry(
 
 
 def build_position(spec: Spec | Position, embed_dim: int, num_heads: int, *, head_dim: int | None = None) -> Position:
-    """The position encoding that a specification names, for layers of these sizes; a `Position` is returned as it is.
+    """Build the position encoding that a specification names, for layers of these sizes.
 
     Args:
         spec: a name, or a table with a name and settings: {"name": "rope", "base": 500000, "scaling": 4}.
         head_dim: embed_dim // num_heads by default.
+
+    Returns:
+        the position encoding; a `Position` is returned as it is.
     """
     if isinstance(spec, Position):
         return spec

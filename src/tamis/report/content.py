@@ -79,11 +79,20 @@ class Sentence:
 
 
 MOST_WEIGHTS = 8_000_000
-"""Of one sentence, in a page: about 20 MB.  For more there is `tamis explore`."""
+"""The most weights of one sentence in a page: about 20 MB.  For more there is `tamis explore`."""
 
 
 def content(runs: Sequence[ReportRun], title: str = "Tamis report", *, overview: bool = True) -> dict[str, Any]:
-    """All that the page shows.  Sentences with the same number and text are one: runs can be compared on them."""
+    """Gather all that the page shows.  Sentences with the same number and text are one: runs are compared on them.
+
+    Args:
+        runs: in their order on the page.
+        title: of the page.
+        overview: have the page begin with tables and pictures.
+
+    Returns:
+        plain values for :func:`tamis.report.page`.
+    """
     names = [run.name for run in runs]
     if not runs or len(set(names)) < len(names):
         raise ValueError(f"a report is of one or more runs with names of their own, got {names}")

@@ -18,7 +18,7 @@ SUFFIXES = ("pdf", "svg", "png")
 DPI, DPI_RANGE = 150, (30, 1200)
 """Dots per inch of a png."""
 COLOURS: tuple[str, ...] = tuple(palette()["light"]["runs"])
-"""Of runs, in their order."""
+"""Colours of runs, in their order."""
 SPACES = ("\u2581", "\u0120")
 """What stands for a space before a word, in SentencePiece and in byte-level vocabularies."""
 

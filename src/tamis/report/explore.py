@@ -53,6 +53,9 @@ def explore(models: Any, *, tokenizer: Any = None, port: int = 0, limits: Limits
         tokenizer: of a model of transformers; without one, tokens are typed as numbers.
         port: of this machine; by default one that is free.
         limits: how long texts and answers may be, and how long one look may take.
+
+    Returns:
+        the page, which is open until `stop`.
     """
     return _opened(subjects_of(models, tokenizer), port, limits or Limits())
 

@@ -26,7 +26,7 @@ def pack(weights: SparseWeights) -> str:
 
 
 def packed(weights: SparseWeights) -> bytes:
-    """Of one sentence."""
+    """Pack the weights of one sentence."""
     crow, col, val = (part.numpy() for part in weights[:3])
     counts = np.diff(crow)
     gaps = np.diff(col.astype(np.int64), prepend=0)

@@ -21,9 +21,16 @@ SCRIPTS = (
 
 
 def page(content: Mapping[str, Any], *, live: bool = False) -> str:
-    """The page for what :func:`tamis.report.content` made.  It asks no network for anything, and may not.
+    """Write the page for what :func:`tamis.report.content` made.  It asks no network for anything, and may not.
 
     The page of a server, `live`, may ask that server and nobody else.
+
+    Args:
+        content: plain values.
+        live: of a server, which the page may ask.
+
+    Returns:
+        the page as HTML.
     """
     script = "'use strict';\n(() => {\n" + "\n".join(map(_asset, SCRIPTS)) + "\n})();\n"
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode("ascii")

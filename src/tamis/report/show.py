@@ -72,6 +72,9 @@ def show(
         run: of batches: how the model is called.
         height: of the frame, in pixels.
         limits: of texts: how long they may be.
+
+    Returns:
+        the page, to display or to save.
     """
     if _are_texts(inputs) or isinstance(inputs, Tensor | Mapping):
         subject = subject_of(what, "model", tokenizer)

@@ -39,7 +39,7 @@ class Writing:
 
     @classmethod
     def of_spans(cls, text: str, pieces: Sequence[str], spans: Sequence[Span | None]) -> Writing:
-        """Of tokens that stand for characters of a text; None, or an empty span, for what has none of its own.
+        """Write tokens that stand for characters of a text; None, or an empty span, for what has none of its own.
 
         A character that several tokens spell belongs to the first of them.
         """

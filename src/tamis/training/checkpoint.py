@@ -79,7 +79,7 @@ class Checkpoints:
         return self.folder / f"{PREFIX}{step:08d}"
 
     def steps(self) -> list[int]:
-        """Of all that are there, whole or not, ascending."""
+        """Return the steps of all checkpoints that are there, whole or not, ascending."""
         names = [path.name for path in self.folder.glob(f"{PREFIX}*")]
         numbers = [int(name.removeprefix(PREFIX)) for name in names if name.removeprefix(PREFIX).isdecimal()]
         return sorted(number for number in numbers if self.path(number).name in names)

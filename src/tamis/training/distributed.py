@@ -80,7 +80,14 @@ class Process:
 
 @contextmanager
 def process(device: str | None = None) -> Iterator[Process]:
-    """Join the processes that torchrun started, or be alone.  `device` is "cpu" or "cuda"; by default what there is."""
+    """Join the processes that torchrun started, or be alone.
+
+    Args:
+        device: "cpu" or "cuda"; by default what there is.
+
+    Returns:
+        a context with this :class:`Process`.
+    """
     alone = choose_device(device)
     if "RANK" not in os.environ:
         yield Process(0, 1, alone)

@@ -11,7 +11,7 @@ Environment = dict[str, str | int]
 
 
 def environment(process: Process) -> Environment:
-    """Of this process and those beside it."""
+    """Describe where this process and those beside it run."""
     device = process.device
     query = torch.empty(1, 1, 1, 16, device=device)
     return {

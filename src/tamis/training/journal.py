@@ -51,7 +51,7 @@ class Journal:
         self._hash.update(line)
 
     def digest(self) -> str:
-        """Of all that is noted so far."""
+        """Return the hash of all that is noted so far."""
         return self._hash.hexdigest()
 
     def close(self) -> None:

@@ -125,7 +125,7 @@ def _need(module: str, logger: str, how: str) -> Any:
 
 
 def _identity(folder: Path) -> str:
-    """Of the run in this folder, the same whenever it goes on."""
+    """Return a name of the run in this folder, the same whenever it goes on."""
     import hashlib
 
     return hashlib.sha256(str(folder.resolve()).encode()).hexdigest()[:16]

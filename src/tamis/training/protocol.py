@@ -52,4 +52,4 @@ class Task(Protocol):
         """For the message when memory runs out."""
 
     def fingerprint(self) -> str:
-        """Of the training data: a run does not go on with others."""
+        """Return a fingerprint of the training data: a run does not go on with other data."""

@@ -33,11 +33,11 @@ class TrainingConfig(Config):
     steps: int = 10_000
     """Updates of the weights."""
     batch_tokens: int = 4096
-    """Of one update, over all processes and all accumulated parts: padded tokens of the longer side."""
+    """Tokens of one update, over all processes and all accumulated parts: padded tokens of the longer side."""
     device_tokens: int | None = None
     """The most that one process puts through the model at once; an update beyond that is accumulated in parts."""
     seed: int = 1
-    """Of the weights at the start, the order of the data and dropout."""
+    """Seed of the weights at the start, the order of the data and dropout."""
     start: str | None = None
     """A run, a checkpoint or a saved model of the same sizes and vocabulary, with any mechanism: training starts from
     its weights, with a new optimiser."""
@@ -57,7 +57,7 @@ class TrainingConfig(Config):
     eps: float = 1e-9
     """What Adam adds to the root that it divides by."""
     weight_decay: float = 0.0
-    """Of matrices and embeddings; biases, norms, alphas, gains and gates never decay."""
+    """Decay of matrices and embeddings; biases, norms, alphas, gains and gates never decay."""
     mechanism_lr: float = 4.0
     """Rate of alphas, gains, gates and whatever else a mechanism learns, as a multiple of everybody's."""
     clip: float = 1.0
@@ -70,7 +70,7 @@ class TrainingConfig(Config):
     loss: str = "cross-entropy"
     """Or "entmax": the output layer becomes sparse too."""
     loss_alpha: float = 1.5
-    """Of the entmax loss."""
+    """Alpha of the entmax loss."""
     label_smoothing: float = 0.1
     """Share of the probability that is spread over all tokens."""
     precision: str = "fp32"

@@ -29,7 +29,7 @@ class State:
     skipped_in_a_row: int = 0
     tokens: int = 0
     seconds: float = 0.0
-    """Of training, without validation."""
+    """Time in training, without validation."""
     window_loss: float = 0.0
     """Sum since the last record."""
     window_tokens: int = 0

@@ -33,9 +33,9 @@ class TaskConfig(Config):
     """What is generated for a run."""
 
     name: str
-    """Of one of `tamis.data.tasks.TASKS`."""
+    """Name of one of `tamis.data.tasks.TASKS`."""
     options: dict[str, Any] = field(default_factory=dict)
-    """Of that task."""
+    """Options of that task."""
     also: list[dict[str, Any]] = field(default_factory=list)
     """Changed options of easier forms of the task, each of which is as likely as the task itself, in training alone."""
     lengths: tuple[int, int] = (32, 64)

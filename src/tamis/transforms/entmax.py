@@ -32,9 +32,9 @@ from tamis.transforms.dispatch import transforming, unwatched
 from tamis.transforms.solver import Power, compute_dtype, row_blocks, smallest_log, solve_rows
 
 LOWEST, HIGHEST = 2.0**-23 - 1.0, 1e30
-"""Of e: what fp32 can tell from its limits."""
+"""The range of e: what fp32 can tell from its limits."""
 RowMethod = Callable[..., tuple[Tensor, Tensor]]
-"""Of tensors with a row for each, and e last."""
+"""A function of tensors with a row for each, and e last."""
 _SERIES = {torch.float32: (0.3, 8), torch.float64: (0.5, 18)}  # |t| below which k(t) is summed, and the terms needed
 
 

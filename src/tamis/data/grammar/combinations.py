@@ -20,7 +20,7 @@ from tamis.data.grammar.syntax import (
 from tamis.data.grammar.words import Noun
 
 Combination = tuple[str, str, str]
-"""Of what kind, and of which two."""
+"""The kind, and the two that are combined."""
 
 
 def combinations(sentence: Sentence) -> list[Combination]:

@@ -20,7 +20,7 @@ class Weighted(Generic[T]):
 
 
 class Draws:
-    """Of a seeded `random.Random`, only `random()` is promised to stay as it is; all else here is built on that."""
+    """Draws from a seeded `random.Random`.  Only its `random()` is promised to stay as it is; all is built on that."""
 
     def __init__(self, seed: str) -> None:
         self._uniform = random.Random(seed).random

@@ -15,11 +15,11 @@ def _table(text: str) -> Table:
 
 
 WEAK = _table("-e, -e, -e, -en / -en, -e, -e, -en / -en, -en, -en, -en / -en, -en, -en, -en")
-"""Of adjectives after der, dieser, jeder, welcher."""
+"""Endings of adjectives after der, dieser, jeder, welcher."""
 MIXED = _table("-er, -e, -es, -en / -en, -e, -es, -en / -en, -en, -en, -en / -en, -en, -en, -en")
-"""Of adjectives after ein, kein, mein."""
+"""Endings of adjectives after ein, kein, mein."""
 STRONG = _table("-er, -e, -es, -e / -en, -e, -es, -e / -em, -er, -em, -en / -en, -er, -en, -er")
-"""Of adjectives after no article, a number, viele or a genitive."""
+"""Endings of adjectives after no article, a number, viele or a genitive."""
 DEFINITE = _table("der, die, das, die / den, die, das, die / dem, der, dem, den / des, der, des, der")
 LIKE_DIESER = _table("-er, -e, -es, -e / -en, -e, -es, -e / -em, -er, -em, -en / -es, -er, -es, -er")
 LIKE_EIN = _table("-, -e, -, -e / -en, -e, -, -e / -em, -er, -em, -en / -es, -er, -es, -er")

@@ -78,7 +78,7 @@ class NominalSampler:
     def nominal(
         self, kinds: tuple[str, ...], *, pronouns: float = 0.0, simple: bool = False, beside: Nominal | None = None
     ) -> Nominal:
-        """Of any form; `simple` leaves out two nominals joined and those with more nominals inside.
+        """Draw a nominal of any form; `simple` leaves out two nominals joined and those with more nominals inside.
 
         `beside` is the subject, which a pronoun here may not mean too: "I see myself" is not in the grammar.
         """

@@ -86,7 +86,7 @@ class Clause:
     frame: Frame | None = None
     """The one of the verb's frames that is used."""
     object: Nominal | None = None
-    """Of a passive clause: by whom."""
+    """The object; in a passive clause, by whom."""
     recipient: Nominal | None = None
     recipient_last: bool = False
     """gives the book to the man, not gives the man the book."""

@@ -31,7 +31,7 @@ class VerbGroup:
     bracket: list[Word]
     """German: what ends a main clause, an infinitive or a participle."""
     link: Links
-    """Of the full verb."""
+    """Links of the full verb."""
     prefix: str = ""
     """German: of a separable verb that is finite itself."""
 

@@ -53,7 +53,7 @@ class Noun:
         return f"{self.modifier} {self.singular}".strip()
 
     def column(self, plural: bool) -> int:
-        """Of the tables of inflection."""
+        """Return the column of the tables of inflection."""
         return PLURAL if plural else self.gender
 
 
@@ -64,12 +64,12 @@ class Frame:
     name: str
     """"acc", "dat", "give", "prep", "place", "at", "move", "none", "weather", "that", "ask" or "to"."""
     kinds: tuple[str, ...] = ()
-    """Of the object."""
+    """Kinds of the object."""
     english: str = ""
     """Preposition of "prep"; empty where English takes a plain object."""
     german: str = ""
     case: int = ACCUSATIVE
-    """Of the object in German."""
+    """Case of the object in German."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +89,7 @@ class Verb:
     german_participle: str
     """With the prefix."""
     auxiliary: str
-    """Of the perfect: haben or sein."""
+    """Auxiliary of the perfect: haben or sein."""
     reflexive: bool
     frames: tuple[Frame, ...]
     subjects: tuple[str, ...]

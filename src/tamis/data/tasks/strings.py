@@ -32,7 +32,7 @@ class StringTask(SequenceTask):
 
     @abstractmethod
     def target(self, source: Tensor) -> Tensor:
-        """Of sources (B, n)."""
+        """Return the targets of sources (B, n)."""
 
 
 @dataclass(frozen=True)

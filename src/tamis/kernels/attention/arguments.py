@@ -126,12 +126,13 @@ as many times more."""
 PAGE_UNIT = 16
 """Keys that decoding skips together; with bounds of their norms, a page is a number of these."""
 SCHEMA = schema_of(Arguments)
+"""The schema of the custom operations, which take the arguments one by one."""
 TENSORS = SCHEMA.count("Tensor")
 """So many of the arguments come first and are tensors."""
 
 
 class Results(NamedTuple):
-    """Of a forward pass."""
+    """What a forward pass returns."""
 
     out: Tensor
     out2: Tensor

@@ -25,8 +25,8 @@ class Tiles(NamedTuple):
     held: int = 0
 
 
-# The tables below were measured on an H200 (docs/kernels.md) at head size 64; larger heads and fp32 take smaller tiles
-# so that everything stays in registers.
+# The tables below were measured on an H200 (docs/kernels/measurements.md) at head size 64; larger heads and fp32 take
+# smaller tiles so that everything stays in registers.
 
 
 def forward_tiles(a: Arguments) -> Tiles:

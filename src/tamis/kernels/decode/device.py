@@ -108,7 +108,7 @@ def _range(
     NORMALISED: tl.constexpr, HAS_E: tl.constexpr, PAGED: tl.constexpr, NEAR: tl.constexpr, FAST: tl.constexpr,
     PRECISION: tl.constexpr
 ):  # fmt: skip
-    """Of the keys from `start` to `end`, first and end of the tiles in which some row may have a weight.
+    """First and end of the tiles, among keys from `start` to `end`, in which some row may have a weight.
 
     NEAR: a score is at most the norms' product less the bias.  A weight of entmax needs one within 1 / e of the row's
     largest, which is no less than those of the last keys; a rectified one needs more than -bias.

@@ -26,7 +26,7 @@ PIECE = 4096
 STREAMED = 32
 """Rows of a tile from which on lists do not pay: one key in four has a weight if each row gives 1 % of them one."""
 PROGRAMS = 2112
-"""Of `scores`, about, where there are keys enough: four rounds of four for each multiprocessor of an H200."""
+"""Programs of `scores`, about, where keys suffice: four rounds of four for each multiprocessor of an H200."""
 
 
 def decode(a: Arguments, table: Tensor | None, norms: Tensor | None) -> Tensor:
@@ -84,7 +84,7 @@ def decode(a: Arguments, table: Tensor | None, norms: Tensor | None) -> Tensor:
                 SPAN=span, PIECE=min(span, PIECE // lines), LINES=lines,
             )  # fmt: skip
         else:
-            # One stage: masked loads of 4 bytes are slower when they are made ahead (docs/kernels.md).
+            # One stage: masked loads of 4 bytes are slower when they are made ahead (docs/kernels/what-was-tried.md).
             launch(
                 kernels.streamed, key_heads * blocks * spans, tiles._replace(stages=1), (a.value,),
                 (blocks, spans, groups), (a.value, scores, tops, state, outs, live, table, a.e), SPAN=span,

@@ -10,9 +10,9 @@ from tamis.kernels.runtime.launch import Launch, layouts, planned
 from tamis.kernels.runtime.sizes import ceil_div, power_of_two
 
 WARPS = 2112
-"""Of the backward pass, about: sixteen for each multiprocessor of an H200."""
+"""Warps of the backward pass, about: sixteen for each multiprocessor of an H200."""
 ROUNDS = 8
-"""Of a program of the backward pass, at least: each adds two rows to what is summed up afterwards."""
+"""Rounds of a program of the backward pass, at least: each adds two rows to what is summed up afterwards."""
 
 
 def forward(z: Tensor, gain: Tensor | None, gate: Tensor | None, epsilon: float, y: Tensor) -> None:

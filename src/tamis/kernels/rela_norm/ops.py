@@ -15,7 +15,7 @@ from tamis.kernels.runtime.support import dense, empty_like, tensor_obstacle, un
 
 Plain = Callable[[Tensor, Tensor | None, Tensor | None], Tensor]
 MAX_CHANNELS = 8192
-"""Of a row, which one program holds in registers."""
+"""Channels of a row at most: one program holds them in registers."""
 
 
 def obstacle(z: Tensor) -> str | None:

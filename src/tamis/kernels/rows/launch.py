@@ -21,7 +21,7 @@ RESIDENT = 4096
 """Widest rows that stay in registers; wider ones are streamed."""
 RESIDENT_BACKWARD = 8192
 LINES, LINE = 32, 128
-"""Of a wide row: so many lines are in work at a time, and so many scores are kept or left together."""
+"""In a wide row: so many lines are in work at a time, and so many scores are kept or left together."""
 BLOCK, WARPS = 4096, 8
 """Scores of a wide row that are in work at a time, and the warps of its program."""
 TILE = 512

@@ -51,7 +51,7 @@ class Limits:
     """How much one look may take."""
 
     tokens: int = 2048
-    """Of a text, and of a text with its answer."""
+    """The most tokens of a text, and of a text with its answer."""
     written: int = 128
     """Tokens of an answer."""
     seconds: float = 60.0

@@ -20,7 +20,7 @@ VOCABULARIES = ("vocabulary.model", "source.model")
 
 
 def subject_of(what: Any, name: str, tokenizer: Any = None) -> Subject:
-    """Of a `Translator`, a `TextGenerator`, a `CausalLM` (tokens are typed as numbers) or a model of transformers."""
+    """Wrap a `Translator`, a `TextGenerator`, a `CausalLM` (tokens are typed as numbers) or a transformers model."""
     if isinstance(what, Subject):
         return what
     if isinstance(what, Translator):
@@ -56,6 +56,6 @@ def load_hugging_face(path: Path, name: str, device: str | None = None) -> Subje
 
 
 def subjects_of(models: Any, tokenizer: Any = None) -> Sequence[Subject]:
-    """Of one model, or of several by name."""
+    """Wrap one model, or several by name."""
     named = models if isinstance(models, Mapping) else {"model": models}
     return [subject_of(model, name, tokenizer) for name, model in named.items()]

@@ -45,7 +45,7 @@ class Bounds:
     body: int = 1 << 18
     """Bytes of a request."""
     characters: int = 1 << 17
-    """Of a text."""
+    """The most characters of a text."""
     header_bytes: int = 1 << 14
     seconds: float = 10.0
     """For a request to arrive."""
@@ -56,7 +56,7 @@ class Bounds:
     at_once: int = 240
     """Requests."""
     kept_bytes: int = 1 << 29
-    """Of weights that pages may still ask for."""
+    """Bytes of weights that pages may still ask for."""
 
 
 class RefusedError(Exception):

@@ -174,7 +174,7 @@ def load_state(STATE, row, rows, present):
 
 @triton.jit
 def loss_factors(STATE, G, classes, row, rows, present, g_stride):
-    """Of the gradient of rows: factors of the weights, the target and the soft part, and the target."""
+    """For the gradient of rows: factors of the weights, the target and the soft part, and the target."""
     soft = tl.load(G + row * g_stride, mask=present, other=0.0).to(tl.float32)
     factor = soft
     own = soft
