@@ -34,7 +34,7 @@ View = Callable[[Tensor], Tensor]
 
 
 def tensor_parallel(model: nn.Module, mesh: DeviceMesh, *, dim: str = "tensor") -> nn.Module:
-    """Divide a model's weights between the processes of one dimension of a mesh, in place, and return it::
+    """Divide a model's weights between the processes of one dimension of a mesh, in place::
 
         mesh = init_device_mesh("cuda", (8,), mesh_dim_names=("tensor",))
         model = tensor_parallel(CausalLM(config).to("cuda"), mesh)
@@ -44,8 +44,12 @@ def tensor_parallel(model: nn.Module, mesh: DeviceMesh, *, dim: str = "tensor") 
     Inputs and outputs are those of one process, alike in all.  The weights are those of the first process.
 
     Args:
+        model: one of ours, or with our layers; every process builds it whole.
         mesh: one with a dimension named `dim`, or with one dimension.
         dim: of the mesh.
+
+    Returns:
+        the same model.
     """
     own, exchange = mesh_of(mesh, dim), exchange_of(mesh, dim)
     plan = _plan(model)
