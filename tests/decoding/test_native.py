@@ -82,6 +82,15 @@ def test_a_source_of_padding_alone(mechanism: str):
     check_steps(tiny(mechanism), source, steps=4)
 
 
+def test_a_token_out_of_the_vocabulary_is_refused():
+    model = tiny()
+    with evaluating(model):
+        state = NativeState(model, sources(), prepared(model))
+        for token in (-1, model.config.vocab_size):
+            with pytest.raises(IndexError, match="out of the vocabulary"):
+                state.step(torch.full((state.source_lengths.numel(), 1), token))
+
+
 def test_places_are_used_again():
     """The cache grows with what beams have in their past, not with what was ever written."""
     model, source = tiny("entmax15"), sources([4, 2])

@@ -72,9 +72,28 @@ void round() {
     const float power = powers[pick(6)];
     for (int64_t i = 0; i < rows; i++) call.e.data[i] = pick(20) ? power : powers[pick(6)];
     std::vector<uint8_t> seen(size_t(call.queries * call.keys));
+    std::vector<float> biases(seen.size());
     if (pick(3) == 0) {
         for (uint8_t& one : seen) one = uint8_t(pick(4) > 0);
-        call.mask = seen.data(), call.mask_kind = tamis::kBoolean, call.mask_row = call.keys, call.mask_key = 1;
+        for (float& one : biases) one = pick(4) ? normal() : -INFINITY;
+        const bool adds = pick(2);
+        call.mask = adds ? static_cast<const void*>(biases.data()) : seen.data();
+        call.mask_kind = adds ? tamis::kAdditive : tamis::kBoolean, call.mask_row = call.keys, call.mask_key = 1;
+    }
+    std::vector<int64_t> bounds[2], lengths_of(size_t(call.batches)), positions[2];
+    if (pick(4) == 0) {
+        for (int64_t& one : lengths_of) one = pick(int(call.keys) + 1);
+        call.lengths = lengths_of.data();
+    } else if (pick(4) == 0) {  // also bounds beyond the last key
+        bounds[0] = {0, pick(int(call.queries) + 1), call.queries};
+        bounds[1] = {0, pick(int(call.keys) + 1), pick(2) ? call.keys : call.keys + 1000};
+        call.cu_queries = bounds[0].data(), call.cu_keys = bounds[1].data(), call.segments = 2;
+    }
+    if (pick(4) == 0) {
+        for (int64_t i = 0; i < call.queries; i++) positions[0].push_back(pick(300));
+        for (int64_t i = 0; i < call.keys; i++) positions[1].push_back(pick(300));
+        call.query_positions = positions[0].data();
+        if (pick(2)) call.key_positions = positions[1].data();
     }
     std::vector<float> slopes(size_t(call.heads), 0.2f);
     if (pick(3) == 0) call.slopes = slopes.data(), call.slopes_head = 1;
@@ -103,11 +122,41 @@ void round() {
         expect(std::isfinite(call.d_query.data[i]), "a gradient is not finite");
 }
 
+// From pages, of which those beyond the length of a sequence are not there.
+void round_of_pages() {
+    constexpr int64_t pages = 4, pool = 3;
+    tamis::Attention call{};
+    Room room;
+    call.batches = 1 + pick(2), call.key_heads = 1 + pick(2), call.heads = call.key_heads * (1 + pick(2));
+    call.page = 16 * (1 + pick(2)), call.pages_batch = pages, call.keys = pages * call.page;
+    call.queries = 1 + pick(7), call.dim = call.value_dim = 16 * (1 + pick(4));
+    call.key_step = 1, call.scale = 0.3, call.rule = tamis::RuleName(pick(4)), call.slope = 0.01;
+    call.left = pick(2) ? -1 : pick(30), call.right = 0;
+    call.query = room.tensor(call.batches, call.heads, call.queries, call.dim, true);
+    call.key = room.tensor(pool, call.key_heads, call.page, call.dim, true);
+    call.value = room.tensor(pool, call.key_heads, call.page, call.dim, true);
+    call.out = room.tensor(call.batches, call.heads, call.queries, call.dim, false);
+    float e = 0.5;
+    if (call.rule == tamis::kEntmax) call.e = {&e, 0, 0, 0};
+    std::vector<float> slopes(size_t(call.heads), 0.2f);
+    if (pick(2)) call.slopes = slopes.data(), call.slopes_head = 1;
+    std::vector<int32_t> table(size_t(call.batches * pages), INT32_MAX);
+    std::vector<int64_t> lengths(static_cast<size_t>(call.batches));
+    for (int64_t b = 0; b < call.batches; b++) {
+        lengths[size_t(b)] = call.queries + pick(int(call.keys - call.queries) + 1);
+        for (int64_t i = 0; i * call.page < lengths[size_t(b)]; i++) table[size_t(b * pages + i)] = pick(pool);
+    }
+    call.pages = table.data(), call.lengths = lengths.data();
+    expect(tamis_attention_forward(&call) == 0, "forward from pages failed");
+    for (int64_t i = 0; i < call.batches * call.heads * call.queries * call.dim; i++)
+        expect(std::isfinite(call.out.data[i]), "an output from pages is not finite");
+}
+
 }  // namespace
 
 int main(int count, char** arguments) {
     tamis_use_threads_of(reinterpret_cast<void*>(in_two));
     const int rounds = count > 1 ? std::atoi(arguments[1]) : 100;
-    for (int i = 0; i < rounds; i++) round();
+    for (int i = 0; i < rounds; i++) round(), round_of_pages();
     std::printf("%d rounds of attention\n", rounds);
 }

@@ -86,9 +86,25 @@ def test_few_heads_and_many_threads(threads: None) -> None:
 @pytest.mark.parametrize("room", [0, 700, 20000])
 def test_weights_that_are_not_kept_are_solved_for_again(room: int, monkeypatch: pytest.MonkeyPatch) -> None:
     kept = [everything(seed) for seed in range(40)]
-    monkeypatch.setattr(attention, "KEEP", room)
+    monkeypatch.setattr(attention, "_capacity", lambda a: room)
     for seed, want in enumerate(kept):
         assert all(torch.equal(a, b) for a, b in zip(everything(seed), want, strict=True)), seed
+
+
+def test_what_is_kept_is_bounded_by_the_inputs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(attention, "KEEP", 100)
+    kept: list[int] = []
+    forward = attention.forward
+
+    def watched(*given: Any) -> attention.Results:
+        found = forward(*given)
+        kept.append(found.kept.numel() - attention._SPARE)
+        return found
+
+    monkeypatch.setattr(attention, "forward", watched)
+    tamis.entmax_attention(*inputs(2, 3, 500, 500, dim=16), alpha=1.01, backend="native")
+    tamis.entmax_attention(*inputs(2, 3, 8, 8, dim=16), alpha=1.01, backend="native")
+    assert kept == [2 * 3 * 500 * (16 + 16), 2 * 3 * 8 * 8]
 
 
 @pytest.mark.parametrize("alpha", [1.0, 1.5])
@@ -118,7 +134,7 @@ def test_dropout_keeps_or_scales(alpha: float) -> None:
 @pytest.mark.parametrize("room", [0, 1 << 20])
 def test_dropout_gradients_use_the_same_mask(alpha: float, room: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """The weights that were dropped show where values are the identity; the rest is plain arithmetic."""
-    monkeypatch.setattr(attention, "KEEP", room)
+    monkeypatch.setattr(attention, "_capacity", lambda a: room)
     query, key, value = inputs(2, 2, 70, 90, dim=16)
     identity = torch.eye(90).expand(2, 2, 90, 90)
     options: dict[str, Any] = {"dropout_p": 0.4, "rule": tamis.Entmax(alpha), "backend": "native"}
@@ -143,6 +159,32 @@ def test_far_keys_are_not_looked_at() -> None:
         out = tamis.attention(query, key, value, rule=rule, backend="native", **options)
         exact = tamis.attention(*(x.double() for x in (query, key, value)), rule=rule, backend="dense", **options)
         torch.testing.assert_close(out.double(), exact, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("slopes", [None, torch.tensor([0.5, 0.1])])
+@pytest.mark.parametrize("queries", [1, 5])
+def test_pages_beyond_the_length_need_not_be_there(queries: int, slopes: Tensor | None) -> None:
+    generator = seeded()
+    query = torch.randn(2, 2, queries, 16, generator=generator)
+    keys, values = (torch.randn(10, 16, 2, 16, generator=generator) for _ in range(2))
+    table = torch.full((2, 40), 2**30)
+    table[0, :3], table[1, 0] = torch.tensor([4, 2, 7]), 9
+    given = (query, keys, values, table, torch.tensor([40, 9]))
+    found, want = (
+        tamis.paged_attention(*given, is_causal=True, alibi_slopes=slopes, backend=backend)
+        for backend in ("native", "blocked")
+    )
+    torch.testing.assert_close(found, want, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("start", [0, 2**33, -(2**40)])
+def test_positions_of_any_size(start: int) -> None:
+    query, key, value = inputs(1, 2, 9, 9, grad=False)
+    options: dict[str, Any] = {"query_positions": torch.arange(9) + start, "rule": tamis.Activation("relu")}
+    options["alibi_slopes"] = torch.tensor([1e-11, 1e-13])
+    out = tamis.attention(query, key, value, backend="native", **options)
+    exact = tamis.attention(query.double(), key.double(), value.double(), backend="dense", **options)
+    torch.testing.assert_close(out.double(), exact, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])

@@ -82,6 +82,16 @@ def test_the_same_tensor_as_query_key_and_value(calls: list[str]) -> None:
     assert calls == ["forward", "forward"]
 
 
+def test_bounds_of_sequences_that_only_the_kernel_sees_stay_within_the_keys() -> None:
+    torch._dynamo.reset()
+    x = [torch.randn(1, 2, 20, 16) for _ in range(3)]
+    compiled = torch.compile(
+        lambda *x: tamis.entmax_attention(*x[:3], cu_seqlens_q=x[3]), fullgraph=True, backend="aot_eager"
+    )
+    found = compiled(*x, torch.tensor([0, 5, 2**40]))
+    torch.testing.assert_close(found, tamis.entmax_attention(*x, cu_seqlens_q=torch.tensor([0, 5, 20])))
+
+
 def test_operations_are_what_torch_wants_of_them() -> None:
     x = [torch.randn(1, 2, 5, 16) for _ in range(3)]
     call = tamis.attention_backends(*x)

@@ -20,7 +20,7 @@ def build(request: Any, monkeypatch: Any):
     """The products of one build."""
     try:
         native: ctypes.CDLL = library._open(request.param, library.status().built)[1]
-    except library._NotHere as error:
+    except library._UnavailableError as error:
         pytest.skip(str(error))
     monkeypatch.setattr(library, "load", lambda: native)
     product.functions.cache_clear()
@@ -79,6 +79,21 @@ def test_what_is_no_number_spoils_its_row_alone(build: str, precision: str, stra
     found = Packed(torch.randn(30, 40), precision=precision)(x)
     assert not found[2].isfinite().any()
     assert found[[0, 1, 3, 4, 5, 6, 7]].isfinite().all()
+
+
+@pytest.mark.parametrize("precision", product.PRECISIONS)
+@pytest.mark.parametrize("strange", [torch.nan, torch.inf])
+def test_a_weight_that_is_no_number_spoils_its_output_alone(build: str, precision: str, strange: float):
+    weight = torch.randn(30, 40)
+    weight[2, 3] = strange
+    found = Packed(weight, precision=precision)(torch.randn(8, 40))
+    assert not found[:, 2].isfinite().any()
+    assert found[:, 3:].isfinite().all()
+
+
+def test_without_inputs_there_is_no_product():
+    with pytest.raises(ValueError, match=r"a product needs inputs, got weights of shape \(3, 0\)"):
+        Packed(torch.empty(3, 0), precision="int8")
 
 
 @pytest.mark.parametrize("function", ["gelu", "silu"])

@@ -14,8 +14,8 @@ from tamis.native.arguments import RULES, Arguments, Strided, Struct
 
 UNIT = 16
 """Head sizes are filled up to multiples of this: whole vectors, whatever the instruction set."""
-KEEP = 1 << 25
-"""Numbers of four bytes that are kept for the backward pass at most; what does not fit is solved for again."""
+KEEP = 1 << 22
+"""Numbers of four bytes that even a small call may keep for the backward pass."""
 _SPARE = 64  # numbers behind the last that a vector may read
 
 
@@ -241,8 +241,12 @@ class _Call:
 
 
 def _capacity(a: Arguments) -> int:
+    """Numbers that are kept for the backward pass at most: as many as queries and outputs hold, a quarter of what SDPA
+    takes for both passes.  What does not fit is solved for again.
+    """
     batch, heads, queries = a.rows
-    return min(batch * heads * queries * a.num_keys, KEEP)
+    rows = batch * heads * queries
+    return min(rows * a.num_keys, max(KEEP, rows * (a.query.shape[3] + a.value.shape[3])))
 
 
 def _up(dim: int) -> int:

@@ -72,6 +72,8 @@ class Packed:
     def __init__(self, weight: Tensor, bias: Tensor | None = None, precision: str = "fp32") -> None:
         if precision == "int8" and weight.shape[1] > MAX_INPUTS:
             raise ValueError(f"sums of int8 go over {MAX_INPUTS} inputs at most, got {weight.shape[1]}")
+        if weight.shape[1] == 0:
+            raise ValueError(f"a product needs inputs, got weights of shape {tuple(weight.shape)}")
         self.precision = precision
         native, kind = functions(), PRECISIONS[precision]
         weight = weight.detach().to("cpu", torch.float32)
@@ -111,5 +113,7 @@ def sample(tensors: Sequence[Tensor]) -> int:
 
 
 def check(status: int) -> None:
+    if status == 2:
+        raise IndexError("token is out of the vocabulary")
     if status:
         raise MemoryError("memory ran out in a C++ kernel")

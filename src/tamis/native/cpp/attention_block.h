@@ -99,7 +99,7 @@ class Block {
         finite_ = Finite::kUnknown;
         reaches_ = call.slopes && !call.mask && !call.key_positions && call.key_step == 1 &&
                    (call.rule == kRelu || call.rule == kSquaredRelu || call.rule == kEntmax);
-        longest_ = reaches_ ? std::sqrt(keys.longest(0, call.keys)) * (1 + 1e-5f) : 0;
+        longest_ = reaches_ ? std::sqrt(keys.longest(0, keys.count())) * (1 + 1e-5f) : 0;
     }
 
     Rows keys, values;
@@ -234,8 +234,9 @@ class Block {
                 row.last = 0;
                 return row;
             }
-            start = row.first = call.cu_keys[segment];
-            row.last = call.cu_keys[segment + 1];
+            // Within the keys, whatever these are: a compiled call cannot check them before.
+            start = row.first = std::max<int64_t>(call.cu_keys[segment], 0);
+            row.last = std::min(call.cu_keys[segment + 1], call.keys);
             own = i - call.cu_queries[segment] + (row.last - start) - (call.cu_queries[segment + 1] - call.cu_queries[segment]);
         }
         if (call.lengths) row.last = std::min(row.last, call.lengths[batch_]);
@@ -313,8 +314,10 @@ class Block {
         if (call.slopes && row.slope != 0) {
             if (key_positions)
                 for (int64_t j = 0; j < count; j++) z[j] -= row.slope * float(std::abs(key_positions[j] - row.position));
-            else
+            else if (std::abs(row.origin) < 1 << 30)
                 for (int64_t j = 0; j < count; j++) z[j] -= row.slope * std::abs(float(int32_t(row.first + j - row.origin)));
+            else
+                for (int64_t j = 0; j < count; j++) z[j] -= row.slope * float(std::abs(row.first + j - row.origin));
         }
         if (key_positions)
             for (int64_t j = 0; j < count; j++) {

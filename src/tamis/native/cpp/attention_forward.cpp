@@ -14,6 +14,9 @@ namespace {
 // Parts into which the rows of a key head are cut, so that there is work for many threads: by the shape alone.
 constexpr int64_t kForwardParts = 64;
 
+// Of what each block could keep if all kept as much, so many times as much may one keep.
+constexpr int64_t kGenerous = 4;
+
 class Forward {
   public:
     Forward(const Attention& call, std::atomic<int64_t>& kept) : call_(call), kept_(kept), dropout_(call) {}
@@ -79,7 +82,10 @@ class Forward {
         }
         if (!call_.places) return;
         int64_t at = call_.capacity;
-        if (needed <= call_.capacity) at = kept_.fetch_add(needed);
+        // To solve a row again takes as long however many weights it has, so those of few are kept.
+        const int64_t all_rows = call_.batches * call_.heads * call_.queries;
+        const int64_t most = kGenerous * call_.capacity / all_rows * int64_t(block_.rows.size());
+        if (needed <= most) at = kept_.fetch_add(needed);
         const bool fits = at + needed <= call_.capacity;
         for (size_t r = 0; r < block_.rows.size(); r++) {
             const Weights& weights = block_.weights[r];

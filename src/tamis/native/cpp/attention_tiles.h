@@ -104,7 +104,9 @@ class Rows {
     // `keep`: panels are looked at more than once.
     void begin(const Attention& call, const Tensor& tensor, int64_t step, int64_t dim, int64_t b, int64_t h, bool keep) {
         base_ = call.pages ? tensor.at(0, h, 0) : tensor.at(b, h, 0);
-        row_ = tensor.row, step_ = step, dim_ = dim, count_ = call.keys, keep_ = keep;
+        row_ = tensor.row, step_ = step, dim_ = dim, keep_ = keep;
+        // Pages beyond the length of a sequence need not be there.
+        count_ = call.lengths ? std::clamp<int64_t>(call.lengths[b], 0, call.keys) : call.keys;
         pages_ = call.pages ? call.pages + b * call.pages_batch : nullptr;
         page_ = call.page, page_distance_ = tensor.batch;
         const int64_t panels = (count_ + kPanel - 1) / kPanel;
@@ -117,6 +119,7 @@ class Rows {
     }
     bool is_paged() const { return pages_ != nullptr; }
     int64_t distance() const { return row_; }
+    int64_t count() const { return count_; }
 
     // Number d of keys kPanel * number and on at [d * ldb]; zeros beyond the last.
     const float* panel(int64_t number, int64_t& ldb) {

@@ -25,8 +25,9 @@ class Decoding {
 
     // tokens (sentences, width); position: what is added to their embeddings, or null; logits (sentences, width, vocabulary).
     void step(const int64_t* tokens, int64_t width, const float* position, float* logits) {
-        find_places(width);
         const int64_t rows = sentences_ * width, d = stack_.embed_dim;
+        for (int64_t r = 0; r < rows; r++) need(tokens[r] >= 0 && tokens[r] < stack_.output.outputs ? kDone : kBadTarget);
+        find_places(width);
         buffers_.take(stack_, rows);
         if (int64_t(x_.size()) < rows * d) x_.resize(size_t(rows * d));
         float* x = x_.data();

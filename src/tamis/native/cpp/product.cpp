@@ -31,7 +31,9 @@ using Tiles = void (*)(int rows, const Words& words, const int32_t* panel, int64
             FloatBits w[kTileVectors];                                                          \
             for (int v = 0; v < kTileVectors; v++) std::memcpy(&w[v], panel + k * kPanel + v * kLanes<float>, kBytes); \
             for (int r = 0; r < Rows; r++) {                                                    \
-                const FloatBits x = FloatBits{} + words.data[r * words.stride + k];             \
+                int32_t word;                                                                   \
+                std::memcpy(&word, words.data + r * words.stride + k, sizeof word);             \
+                const FloatBits x = FloatBits{} + word;                                         \
                 for (int v = 0; v < kTileVectors; v++) { MULTIPLY(sums[r][v], x, w[v]); }       \
             }                                                                                   \
         }                                                                                       \
@@ -149,7 +151,7 @@ Words prepared(Precision precision, const float* x, int64_t stride, int64_t rows
     room.scales.resize(size_t(rows));
     int32_t* const words = room.words.data();
     const int32_t offset = offset_of_inputs();
-    in_parallel(rows, 1 + 65536 / inputs, [&](int64_t first, int64_t last) {
+    const Status status = in_parallel(rows, 1 + 65536 / inputs, [&](int64_t first, int64_t last) {
         for (int64_t r = first; r < last; r++) {
             const float* from = x + r * stride;
             int32_t* to = words + r * count;
@@ -158,10 +160,13 @@ Words prepared(Precision precision, const float* x, int64_t stride, int64_t rows
                 room.scales[r] = quantized(from, inputs, offset, reinterpret_cast<int8_t*>(to));
                 continue;
             }
-            uint16_t* halves = reinterpret_cast<uint16_t*>(to);
-            for (int64_t j = 0; j < inputs; j++) halves[j] = uint16_t(to_bfloat16(from[j]));
+            for (int64_t j = 0; j < inputs; j++) {
+                const uint16_t half = uint16_t(to_bfloat16(from[j]));
+                std::memcpy(reinterpret_cast<char*>(to) + 2 * j, &half, sizeof half);
+            }
         }
     });
+    if (status != kDone) throw std::runtime_error("no threads");
     return {words, count, room.scales.data()};
 }
 
@@ -279,10 +284,10 @@ TAMIS_PUBLIC int32_t tamis_pack(Precision precision, const float* weights, int64
             const float* from = weights + n * stride;
             float inverse = 0;
             if (precision == Precision::kInt8) {
-                float most = 0;
-                for (int64_t k = 0; k < inputs; k++) most = std::max(most, std::fabs(from[k]));
-                scales[n] = most / 127.0f;
-                inverse = most > 0 ? 127.0f / most : 0.0f;
+                float most = 0, bad = 0;
+                for (int64_t k = 0; k < inputs; k++) most = std::max(most, std::fabs(from[k])), bad += from[k] * 0.0f;
+                scales[n] = most / 127.0f + bad;  // what is not finite spoils its output, as it would in fp32
+                inverse = most > 0 && bad == 0 ? 127.0f / most : 0.0f;
             }
             int64_t total = 0;
             for (int64_t k = 0; k < depth; k++) {

@@ -47,7 +47,7 @@ TAMIS_INLINE uint32_t to_bfloat16(float x) {
 // x / scale, rounded to the nearest integer from -127 to 127.
 TAMIS_INLINE int32_t to_int8(float x, float inverse) {
     const float y = x * inverse;
-    return int32_t(std::nearbyint(y > 127.0f ? 127.0f : y < -127.0f ? -127.0f : y));
+    return y == y ? int32_t(std::nearbyint(y > 127.0f ? 127.0f : y < -127.0f ? -127.0f : y)) : 0;
 }
 
 // Rows of inputs as words.
@@ -56,8 +56,6 @@ struct Words {
     int64_t stride;
     const float* scales;  // of int8: per row
 };
-
-
 
 // Room that a product needs.
 struct ProductRoom {

@@ -251,7 +251,8 @@ TAMIS_INLINE void close_gaps(FloatVec x, Lanes chosen, float* to) {
     store(to, bit_cast<FloatVec>(_mm256_permutevar8x32_ps(bit_cast<__m256>(x), widened(kMoves.close[chosen]))));
 #else
     for (int i = 0, met = 0; i < kLanes<float>; i++) {
-        to[met] = x[i];
+        const float one = x[i];
+        std::memcpy(to + met, &one, sizeof one);  // what lies at `to` may be read as integers
         met += chosen >> i & 1;
     }
 #endif
