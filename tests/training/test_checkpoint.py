@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from tamis.training.checkpoint import CheckpointError, Checkpoints, average
+from tamis.training.distributed import save_shards
 
 
 def tensors(value):
@@ -111,6 +112,13 @@ def test_remove(tmp_path):
     assert checkpoints.steps() == [20, 40, 50]
     (tmp_path / "step-7").mkdir()
     assert checkpoints.steps() == [20, 40, 50]
+
+
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+def test_shards_that_cannot_be_written(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(OSError, match="file/optimizer cannot be written by process 0"):
+        save_shards(tmp_path / "file" / "optimizer", tensors(1))
 
 
 def test_average(tmp_path):

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader, HuggingFaceStorageWriter
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
@@ -206,7 +207,11 @@ def restore_optimizers(
 
 def save_shards(folder: Path, tensors: dict[str, Tensor]) -> None:
     """Write what this process has of tensors that lie in several; every process has to call it."""
-    save(tensors, storage_writer=HuggingFaceStorageWriter(str(folder), save_distributed=True))
+    try:
+        save(tensors, storage_writer=HuggingFaceStorageWriter(str(folder), save_distributed=True))
+    except CheckpointException as error:  # which no `except Exception` sees
+        rank, (cause, _) = next(iter(error.failures.items()))
+        raise OSError(f"{folder} cannot be written by process {rank}: {cause}") from error
 
 
 def load_shards(folder: Path, model: nn.Module) -> dict[str, Tensor]:
