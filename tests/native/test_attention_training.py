@@ -70,8 +70,8 @@ def test_from_the_same_weights_each_step_is_that_of_the_plain_path(mechanism: st
         optimizer.step()
 
 
-def without_kernels() -> tuple[Backend, ...]:
-    return tuple(backend for backend in backends.BACKENDS if not isinstance(backend, Native))
+def without_kernels() -> list[Backend]:
+    return [backend for backend in backends.BACKENDS if not isinstance(backend, Native)]
 
 
 def test_a_run_that_began_on_the_plain_path_says_so() -> None:

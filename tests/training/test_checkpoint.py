@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from tamis.training.checkpoint import CheckpointError, Checkpoints, average
+from tamis.training.distributed import save_shards
 
 
 def tensors(value):
@@ -13,6 +14,9 @@ def tensors(value):
 def saved(folder, *steps):
     checkpoints = Checkpoints(folder)
     for step in steps:
+        shards = checkpoints.draft(step) / "shards"
+        shards.mkdir()
+        (shards / "1.bin").write_bytes(bytes(range(step, 64)))
         checkpoints.save(
             step, {"model": tensors(step), "optimizer": tensors(-step)}, {"config.json": "{}"}, {"x": step}
         )
@@ -31,7 +35,9 @@ def test_what_is_saved_comes_back(tmp_path):
         assert torch.equal(tensor, tensors(-20)[name])
 
 
-@pytest.mark.parametrize("name", ["model.safetensors", "optimizer.safetensors", "config.json", "state.json"])
+@pytest.mark.parametrize(
+    "name", ["model.safetensors", "optimizer.safetensors", "config.json", "state.json", "shards/1.bin"]
+)
 @pytest.mark.parametrize("damage", ["missing", "empty", "cut", "flipped", "garbage"])
 def test_a_damaged_one_is_passed_over(tmp_path, name, damage):
     checkpoints = saved(tmp_path, 10, 20)
@@ -88,9 +94,16 @@ def test_a_draft_is_not_a_checkpoint(tmp_path):
 def test_saving_again_replaces(tmp_path):
     checkpoints = saved(tmp_path, 10)
     (checkpoints.path(10) / "state.json").write_text("torn")
+    checkpoints.draft(10)
     checkpoints.save(10, {"model": tensors(11)}, {}, {})
     assert usable(checkpoints) == [10]
     assert checkpoints.load(10, "model")["b"].item() == 11
+
+
+def test_a_draft_begins_empty(tmp_path):
+    checkpoints = Checkpoints(tmp_path)
+    (checkpoints.draft(10) / "left behind").write_text("")
+    assert list(checkpoints.draft(10).iterdir()) == []
 
 
 def test_remove(tmp_path):
@@ -99,6 +112,13 @@ def test_remove(tmp_path):
     assert checkpoints.steps() == [20, 40, 50]
     (tmp_path / "step-7").mkdir()
     assert checkpoints.steps() == [20, 40, 50]
+
+
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+def test_shards_that_cannot_be_written(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(OSError, match="file/optimizer cannot be written by process 0"):
+        save_shards(tmp_path / "file" / "optimizer", tensors(1))
 
 
 def test_average(tmp_path):
@@ -110,6 +130,7 @@ def test_average(tmp_path):
 
 def test_average_of_different_models_is_an_error(tmp_path):
     checkpoints = saved(tmp_path, 1)
+    checkpoints.draft(2)
     checkpoints.save(2, {"model": {"other": torch.ones(1)}}, {}, {})
     with pytest.raises(CheckpointError, match="other weights"):
         average([checkpoints.path(step) / "model.safetensors" for step in (1, 2)])

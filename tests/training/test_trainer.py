@@ -3,6 +3,7 @@ import itertools
 import json
 import math
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -309,6 +310,30 @@ def test_two_processes_give_the_losses_of_one(data, tmp_path, parallel, optimize
     for alone, together in zip(one, two, strict=True):
         key = "loss" if "loss" in alone else "valid_loss"
         assert together[key] == pytest.approx(alone[key], rel=1e-5)
+
+
+@pytest.mark.parametrize("optimizer", ["adam", "muon"])
+def test_sharded_checkpoints(data, tmp_path, optimizer):
+    """Two processes write what they have of the optimiser; two go on from it to the bit, and one within rounding."""
+    settings = {"steps": 12, "checkpoint_every": 6, "dropout": 0.0, "optimizer": optimizer, "parallel": "fsdp"}
+    two_processes(data, tmp_path / "whole", **settings)
+    first = tmp_path / "whole" / "checkpoints" / "step-00000006"
+    shards = sorted(path.name for path in (first / "optimizer").iterdir())
+    assert len(shards) == 2
+    assert all(name.endswith(".safetensors") for name in shards)
+    assert not (first / "optimizer.safetensors").exists()
+    for run in ("again", "one"):
+        shutil.copytree(tmp_path / "whole", tmp_path / run)
+        shutil.rmtree(tmp_path / run / "checkpoints" / "step-00000012")
+    two_processes(data, tmp_path / "again", **settings)
+    assert tiny.losses(tmp_path / "again") == tiny.losses(tmp_path / "whole")
+    last = Path("checkpoints") / "step-00000012" / "model.safetensors"
+    assert (tmp_path / "again" / last).read_bytes() == (tmp_path / "whole" / last).read_bytes()
+    tiny.trainer(data, tmp_path / "one", **settings).run()
+    for alone, together in zip(tiny.losses(tmp_path / "one"), tiny.losses(tmp_path / "whole"), strict=True):
+        key = "loss" if "loss" in alone else "valid_loss"
+        assert together[key] == pytest.approx(alone[key], rel=1e-5)
+    assert (tmp_path / "one" / "checkpoints" / "step-00000012" / "optimizer.safetensors").exists()
 
 
 def test_more_processes_than_sentences(data, tmp_path):

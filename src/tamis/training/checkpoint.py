@@ -3,6 +3,8 @@
     checkpoints/step-00001000/
         config.json model.safetensors     a model folder, as save_pretrained writes it
         optimizer.safetensors             and ema.safetensors where an average is kept
+        optimizer/                        in its place where weights are sharded: what each process has, by
+                                          torch.distributed.checkpoint, in safetensors
         state.json                        step, position in the data, patience, ...; sizes and sha256 of the others
 
 A checkpoint is written under another name, synced, and renamed; one whose checksums fail is passed over for the one
@@ -39,20 +41,28 @@ class Checkpoints:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
+    def draft(self, step: int) -> Path:
+        """An empty folder for what is written before `save` makes it a checkpoint."""
+        draft = self._draft(step)
+        shutil.rmtree(draft, ignore_errors=True)
+        draft.mkdir(parents=True)
+        return draft
+
     def save(
-        self, step: int, tables: dict[str, dict[str, Tensor]], texts: dict[str, str], state: dict[str, Any]
+        self,
+        step: int,
+        tables: dict[str, dict[str, Tensor]],
+        texts: dict[str, str],
+        state: dict[str, Any],
     ) -> Path:
-        """Write one.
+        """Write one, into the folder that `draft` has made.
 
         Args:
             tables: tensors, by the name of the file without its suffix.
             texts: further files.
             state: plain values.
         """
-        final = self.path(step)
-        draft = self.folder / f"{UNFINISHED}{final.name}"
-        shutil.rmtree(draft, ignore_errors=True)
-        draft.mkdir(parents=True)
+        final, draft = self.path(step), self._draft(step)
         for name, tensors in tables.items():
             path = draft / f"{name}.safetensors"
             try:
@@ -62,13 +72,14 @@ class Checkpoints:
         for name, text in texts.items():
             (draft / name).write_text(text)
         seal(draft)  # a checkpoint is a model folder too
-        files = {path.name: _fingerprint(path) for path in sorted(draft.iterdir())}
+        files = {path.relative_to(draft).as_posix(): _fingerprint(path) for path in _files(draft)}
         content = {"format": FORMAT, "step": step, **state, "files": files}
         (draft / STATE).write_text(json.dumps({**content, DIGEST: digest(content)}, indent=1) + "\n")
-        for path in draft.iterdir():
+        for path in _files(draft):
             with path.open("rb+") as file:
                 flush(file)
-        flush_folder(draft)
+        for folder in {path.parent for path in _files(draft)}:
+            flush_folder(folder)
         if final.exists():  # a torn one that a resumed run has overtaken
             shutil.rmtree(final)
         draft.rename(final)
@@ -77,6 +88,9 @@ class Checkpoints:
 
     def path(self, step: int) -> Path:
         return self.folder / f"{PREFIX}{step:08d}"
+
+    def _draft(self, step: int) -> Path:
+        return self.folder / f"{UNFINISHED}{self.path(step).name}"
 
     def steps(self) -> list[int]:
         """Return the steps of all checkpoints that are there, whole or not, ascending."""
@@ -124,7 +138,7 @@ class Checkpoints:
         """Remove these, and drafts that a killed process left."""
         for step in steps:
             # Not half of it: a folder that is going away must not look like a checkpoint.
-            doomed = self.folder / f"{UNFINISHED}{self.path(step).name}"
+            doomed = self._draft(step)
             shutil.rmtree(doomed, ignore_errors=True)
             self.path(step).rename(doomed)
         for path in self.folder.glob(f"{UNFINISHED}*"):
@@ -155,6 +169,10 @@ def average(paths: Sequence[Path]) -> dict[str, Tensor]:
         name: (sums[name] / len(paths)).to(tensor.dtype) if tensor.is_floating_point() else tensor
         for name, tensor in last.items()
     }
+
+
+def _files(folder: Path) -> list[Path]:
+    return sorted(path for path in folder.rglob("*") if path.is_file())
 
 
 def _fingerprint(path: Path) -> dict[str, Any]:

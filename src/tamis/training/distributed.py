@@ -9,11 +9,16 @@ import warnings
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader, HuggingFaceStorageWriter
+from torch.distributed.checkpoint.state_dict_loader import load
+from torch.distributed.checkpoint.state_dict_saver import save
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
@@ -207,6 +212,32 @@ def restore_optimizers(
                 owner[parameter].state[parameter][key.rpartition(".")[2]] = laid_out_as(parameter, value)
 
 
+def save_shards(folder: Path, tensors: dict[str, Tensor]) -> None:
+    """Write what this process has of tensors that lie in several; every process has to call it."""
+    try:
+        save(tensors, storage_writer=HuggingFaceStorageWriter(str(folder), save_distributed=True))
+    except CheckpointException as error:  # which no `except Exception` sees
+        rank, (cause, _) = next(iter(error.failures.items()))
+        raise OSError(f"{folder} cannot be written by process {rank}: {cause}") from error
+
+
+def load_shards(folder: Path, model: nn.Module) -> dict[str, Tensor]:
+    """The reverse, for any number of processes: each tensor laid out as the parameter that its name begins with."""
+    reader = HuggingFaceStorageReader(str(folder))
+    written: dict[str, Any] = reader.read_metadata().state_dict_metadata
+    parameters = dict(model.named_parameters())
+    tensors: dict[str, Tensor] = {}
+    for name, about in written.items():
+        like = parameters[name.rpartition(".")[0]]
+        sharded = isinstance(like, DTensor) and like.shape == about.size
+        empty = torch.empty_like(like) if sharded else torch.empty(about.size)
+        tensors[name] = empty.detach().to(about.properties.dtype)
+    with warnings.catch_warnings():  # that a single process reads is what is wanted
+        warnings.filterwarnings("ignore", "torch.distributed is disabled", UserWarning)
+        load(tensors, storage_reader=reader)
+    return tensors
+
+
 def is_sharded(model: nn.Module) -> bool:
     return isinstance(model, FSDPModule)
 
@@ -222,9 +253,10 @@ def whole(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 def laid_out_as(like: Tensor, tensor: Tensor) -> Tensor:
-    """A whole tensor, which every process has read, on the device and in the shards of another one."""
+    """A whole tensor, which every process has read, on the device and in the shards of another one; or one that lies
+    so already."""
     tensor = tensor.to(like.device)
-    if isinstance(like, DTensor) and tensor.shape == like.shape:
+    if isinstance(like, DTensor) and tensor.shape == like.shape and not isinstance(tensor, DTensor):
         return distribute_tensor(tensor, like.device_mesh, like.placements, src_data_rank=None)
     return tensor
 

@@ -31,6 +31,9 @@ from tamis.training.settings import TrainingConfig
 from tamis.training.start import start_from
 from tamis.training.state import State, stream_seed
 
+OPTIMIZER = "optimizer"
+"""What optimisers remember: a file of a checkpoint, or a folder of shards."""
+
 
 class Trainer:
     """Trains `model` on `task` in `folder`, from the last good checkpoint there if there is one.
@@ -285,7 +288,12 @@ class Trainer:
 
     def _save(self) -> None:
         tables = {name: distributed.whole(tensors) for name, tensors in self._tables().items()}
-        tables["optimizer"] = distributed.whole(distributed.optimizer_tensors(self.model, self.optimizers))
+        remembered = distributed.optimizer_tensors(self.model, self.optimizers)
+        draft = self.process.agree(self.checkpoints.draft(self.state.step) if self.process.leads else None)
+        if distributed.is_sharded(self.model):
+            distributed.save_shards(draft / OPTIMIZER, remembered)
+        else:
+            tables[OPTIMIZER] = distributed.whole(remembered)
         if self.process.leads:
             self.checkpoints.save(
                 self.state.step,
@@ -321,7 +329,12 @@ class Trainer:
             raise TrainingError(f"{self.folder} has {number} steps already, and training.steps is {self.config.steps}")
         for name, tensors in self._tables().items():
             distributed.restore(tensors, self.checkpoints.load(number, name))
-        distributed.restore_optimizers(self.model, self.optimizers, self.checkpoints.load(number, "optimizer"))
+        shards = self.checkpoints.path(number) / OPTIMIZER
+        sharded = self.process.agree(shards.is_dir())
+        remembered = (
+            distributed.load_shards(shards, self.model) if sharded else self.checkpoints.load(number, OPTIMIZER)
+        )
+        distributed.restore_optimizers(self.model, self.optimizers, remembered)
         self.state = State.from_dict(found["training"])
         self.process.wait()
         if self.process.leads:
