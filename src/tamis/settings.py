@@ -14,6 +14,8 @@ import torch
 
 LARGEST_INT = 2**31 - 1
 LARGEST_SEED = 2**63 - 1
+SMALL = 1 << 28
+"""Bytes that are not worth a look at what is free."""
 
 Spec = str | Mapping[str, Any]
 """A name, or a table with a name and what goes with it: {"name": "entmax", "alpha": 1.5}."""
@@ -194,7 +196,7 @@ def free_bytes(device: torch.device) -> int | None:
 
 def check_memory(needed: float, device: torch.device, what: str, lower: str) -> None:
     """Raise if more memory is needed than is free: the system would end the process without a word."""
-    free = free_bytes(device)
+    free = free_bytes(device) if needed > SMALL else None
     if free is not None and needed > free:
         have = f"{shown_bytes(needed)} of memory, and {shown_bytes(free)} are free"
         raise ValueError(f"{what} would take {have}: lower {lower}")

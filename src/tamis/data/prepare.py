@@ -159,7 +159,7 @@ class VocabularyConfig(Config):
     """and this."""
 
     def __post_init__(self) -> None:
-        at_least(self, 8, "size")
+        at_least(self, 8, "size", largest=1 << 24)  # no text fills more, and SentencePiece takes minutes to say so
         choose("kind", self.kind, ("unigram", "bpe"))
         optional_shares(self, "character_coverage")
         optional_booleans(self, "shared", "byte_fallback")

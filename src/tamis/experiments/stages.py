@@ -228,11 +228,12 @@ def analyze(
     """
     display = display or Display()
     run, experiment = open_run(folder)
+    records = run.records()  # an error comes before anything takes time
     material = experiment.material(run, data, device, shown)
     found = _analysis(material, display)
     result: dict[str, Any] = {"name": experiment.name, "data": material.data, **found.to_dict()}
     result["tokens"] = {str(number): material.tokens(number, sentence) for number, sentence in found.shown.items()}
-    if records := run.records():
+    if records:
         result["trajectories"] = alpha_trajectories(records).to_dict()
     if material.translates and any(share for site in found.sites.values() for share in site.null_share):
         result["null_signal"] = null_signal(material.model, _tracked(material, display, "null attention")).to_dict()
