@@ -215,6 +215,11 @@ def test_budget_beyond_the_size(budget: float):
         budgetmax(Z, budget, dim=0)
 
 
+def test_a_budget_of_hundreds_of_digits_is_told_in_short():
+    with pytest.raises(ValueError, match=r"size of dim 2, 4, got about 2\*\*1329$"):
+        budgetmax(Z, 10**400)
+
+
 # ---------------------------------------------------------------------------------------------------------------
 # Losses
 

@@ -1,5 +1,8 @@
 import errno
+import json
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -20,6 +23,85 @@ def test_a_full_disk_names_the_file_and_leaves_the_old_one(tmp_path, monkeypatch
         file.write(b"new")
     assert path.read_bytes() == b"old"
     assert list(tmp_path.iterdir()) == [path]
+
+
+# ---------------------------------------------------------------------------------------------------------------
+# What killed processes leave
+
+WRITES_UNTIL_KILLED = """
+import sys, time
+from tamis.files import replacing
+with replacing(sys.argv[1]) as file:
+    file.write(b"half")
+    file.flush()
+    print("writing", flush=True)
+    time.sleep(60)
+"""
+
+
+def test_what_a_killed_process_left_goes_and_what_another_writes_stays(tmp_path):
+    path = tmp_path / "a[1].json"
+    writer = subprocess.Popen([sys.executable, "-c", WRITES_UNTIL_KILLED, str(path)], stdout=subprocess.PIPE)
+    try:
+        assert writer.stdout is not None
+        writer.stdout.readline()
+        (partial,) = tmp_path.iterdir()
+        files.write_json(path, {"whole": True})
+        files.sweep(tmp_path)
+        assert partial.exists()
+    finally:
+        writer.kill()
+        writer.communicate()
+    files.write_json(tmp_path / "b.json", {})  # another file's leftovers are its own
+    assert partial.exists()
+    files.write_json(path, {"whole": True})
+    assert sorted(other.name for other in tmp_path.iterdir()) == ["a[1].json", "b.json"]
+
+
+def test_all_leftovers_of_a_folder_go(tmp_path):
+    for name in (".config.toml.7.partial", ".metrics.jsonl.8.partial", "kept.partial", ".kept"):
+        (tmp_path / name).write_bytes(b"x")
+    (tmp_path / ".train.abc.partial").mkdir()  # of a corpus: `tamis.data.indexed` knows when
+    files.sweep(tmp_path)
+    assert sorted(path.name for path in tmp_path.iterdir()) == [".kept", ".train.abc.partial", "kept.partial"]
+
+
+def test_a_device_is_no_file():
+    with pytest.raises(ValueError, match="/dev/zero is a device, not a file"):
+        files.check_file("/dev/zero")
+
+
+# ---------------------------------------------------------------------------------------------------------------
+# Signed tables
+
+
+def test_signed_tables_come_back_and_every_changed_byte_is_noticed(tmp_path):
+    path = tmp_path / "x.json"
+    table = {"name": "\u00fc", 1: [0.1, None], "nested": {"b": (1, 2), "a": 1e300}}
+    files.write_signed(path, table)
+    plain = json.loads(json.dumps(table))
+    assert files.read_signed(path) == (plain, True)
+    content = path.read_bytes()
+    for place in range(len(content)):
+        path.write_bytes(content[:place] + bytes([content[place] ^ 1]) + content[place + 1 :])
+        try:
+            found, signed = files.read_signed(path)
+        except ValueError as error:
+            assert str(path) in str(error)
+        else:  # the name of the digest itself, or white space
+            assert not signed or found == plain
+
+
+@pytest.mark.parametrize("content", ["", "{", "[]", "3", "null", "[" * 100_000])
+def test_what_is_no_table_is_named(tmp_path, content: str):
+    (tmp_path / "x.json").write_text(content)
+    with pytest.raises(ValueError, match=r"x\.json is damaged"):
+        files.read_signed(tmp_path / "x.json")
+
+
+def test_tables_of_before_have_no_digest(tmp_path):
+    (tmp_path / "x.json").write_text('{"a": 1}')
+    assert files.read_signed(tmp_path / "x.json") == ({"a": 1}, False)
 
 
 # ---------------------------------------------------------------------------------------------------------------

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import fcntl
+import glob
 import gzip
+import hashlib
 import io
 import json
 import lzma
@@ -11,22 +14,26 @@ import shutil
 import zlib
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import BinaryIO, cast
+from typing import Any, BinaryIO, cast
 
 PACKED = {".gz": "gzip", ".xz": "xz"}
 BLOCK = 1 << 23  # bytes that share a checksum: those of a file are computed side by side
 SEAL = "checksums.json"
+DIGEST = "sha256"
+PARTIAL = ".partial"
 
 
 def check_file(path: str | Path) -> Path:
-    """The path, if a file is there."""
+    """The path, if a file is there, or a pipe; a device, such as /dev/zero, may have no end."""
     path = Path(path)
     if path.is_dir():
         raise IsADirectoryError(f"{path} is a folder, not a file")
     if not path.exists():
         raise FileNotFoundError(f"{path} does not exist")
+    if path.is_char_device() or path.is_block_device():
+        raise ValueError(f"{path} is a device, not a file")
     return path
 
 
@@ -54,12 +61,16 @@ def open_binary(path: str | Path) -> Iterator[BinaryIO]:
 
 @contextmanager
 def replacing(path: str | Path) -> Iterator[BinaryIO]:
-    """Write a file that takes the place of `path` at the end, whole and on disk, or not at all."""
+    """Write a file that takes the place of `path` at the end, whole and on disk, or not at all.
+
+    What a killed process left of it under another name goes.
+    """
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
+    sweep(path.parent, path.name)
+    partial = path.with_name(f".{path.name}.{os.getpid()}{PARTIAL}")
     try:
-        with partial.open("wb") as file:
+        with _own(partial) as file:
             yield file
             flush(file)
         os.replace(partial, path)
@@ -72,10 +83,64 @@ def replacing(path: str | Path) -> Iterator[BinaryIO]:
     flush_folder(path.parent)
 
 
+def sweep(folder: Path, name: str = "*") -> None:
+    """Remove what killed processes left of files that they were replacing: whatever no process holds."""
+    for partial in folder.glob(f".{glob.escape(name) if name != '*' else name}.*{PARTIAL}"):
+        try:
+            with partial.open("rb") as file:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                partial.unlink(missing_ok=True)
+        except OSError:  # somebody writes it, it is gone or a folder, or nothing can be locked or removed here
+            continue
+
+
+def _own(partial: Path) -> BinaryIO:
+    """A new file that `sweep` sees is being written."""
+    while True:
+        file = partial.open("wb")
+        with suppress(OSError):  # where nothing can be locked, `sweep` removes nothing either
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if partial.exists():  # else somebody swept before it was locked
+            return file
+        file.close()
+
+
 def write_json(path: str | Path, value: object, indent: int | None = None) -> None:
     """Write a value as JSON into a file that takes the place of `path`, whole or not at all."""
     with replacing(path) as file:
         file.write((json.dumps(value, indent=indent) + "\n").encode())
+
+
+def digest(values: object) -> str:
+    """SHA-256 of plain values, however they are laid out as JSON."""
+    return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()
+
+
+def digest_of(path: Path) -> str:
+    """SHA-256 of a file."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def write_signed(path: str | Path, table: dict[str, Any], indent: int | None = None) -> None:
+    """`write_json` of a table, with a digest of all else in it for `read_signed`."""
+    plain = json.loads(json.dumps(table))  # keys are text then, tuples lists: as it will be read
+    write_json(path, {**plain, DIGEST: digest(plain)}, indent)
+
+
+def read_signed(path: str | Path) -> tuple[dict[str, Any], bool]:
+    """The table that `write_signed` wrote, or another; and whether there was a digest, which then is the right one."""
+    path = check_file(path)
+    try:
+        table = json.loads(path.read_bytes())
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{path} is damaged: {error}") from error
+    if not isinstance(table, dict):
+        raise ValueError(f"{path} is damaged: it must hold a table, got {type(table).__name__}")
+    found = table.pop(DIGEST, None)
+    if found not in (None, digest(table)):
+        raise ValueError(f"{path} is not as it was written; if you changed it on purpose, remove {DIGEST!r} from it")
+    return table, found is not None
 
 
 def flush(file: BinaryIO) -> None:

@@ -1,4 +1,4 @@
-"""Settings and their checks: configs that check themselves, names among known ones, specs, devices."""
+"""Settings and their checks: configs that check themselves, names among known ones, specs, devices and their memory."""
 
 from __future__ import annotations
 
@@ -6,12 +6,16 @@ import dataclasses
 import difflib
 import sys
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
+from pathlib import Path
 from typing import Any, Self
 
 import torch
 
 LARGEST_INT = 2**31 - 1
 LARGEST_SEED = 2**63 - 1
+SMALL = 1 << 28
+"""Bytes that are not worth a look at what is free."""
 
 Spec = str | Mapping[str, Any]
 """A name, or a table with a name and what goes with it: {"name": "entmax", "alpha": 1.5}."""
@@ -41,7 +45,7 @@ def at_least(config: object, smallest: int, *names: str, largest: int = LARGEST_
         if isinstance(value, bool) or not isinstance(value, int) or value < smallest:
             raise ValueError(f"{name} must be an int of at least {smallest}, got {value!r}")
         if value > largest:
-            raise ValueError(f"{name} must be an int of at most {largest}, got {value!r}")
+            raise ValueError(f"{name} must be an int of at most {largest}, got {shown(value)}")
 
 
 def optional_at_least(config: object, smallest: int, *names: str) -> None:
@@ -113,6 +117,11 @@ def readable(config: object, read: Callable[[Any], object], *names: str) -> None
             raise ValueError(f"{name}: {error}") from error
 
 
+def shown(value: Any) -> str:
+    """A number for a message; whole numbers of hundreds of digits in short."""
+    return f"about 2**{value.bit_length()}" if isinstance(value, int) and value.bit_length() > 64 else str(value)
+
+
 def choose(kind: str, name: str, known: Iterable[str]) -> str:
     """`name`, or a ValueError that offers the nearest known one."""
     known = list(known)
@@ -167,3 +176,36 @@ def choose_device(device: str | torch.device | None = None) -> torch.device:
         here = ", ".join(f"{kind} (0 to {count - 1})" if count > 1 else kind for kind, count in counts.items() if count)
         raise ValueError(f"device must be one that is here: {here}; got {str(device)!r}")
     return found
+
+
+def free_bytes(device: torch.device) -> int | None:
+    """The memory that a process can still have there; None where nobody says."""
+    if device.type == "cuda":
+        return torch.cuda.mem_get_info(device)[0]
+    if device.type != "cpu":
+        return None
+    try:
+        found = dict(line.split(":", 1) for line in Path("/proc/meminfo").read_text(encoding="ascii").splitlines())
+        free = sum(int(found[name].split()[0]) for name in ("MemAvailable", "SwapFree")) * 1024
+    except (OSError, KeyError, ValueError):
+        return None
+    with suppress(OSError, ValueError):  # of a container, whose bound may be "max"
+        free = min(free, int(Path("/sys/fs/cgroup/memory.max").read_text(encoding="ascii")))
+    return free
+
+
+def check_memory(needed: float, device: torch.device, what: str, lower: str) -> None:
+    """Raise if more memory is needed than is free: the system would end the process without a word."""
+    free = free_bytes(device) if needed > SMALL else None
+    if free is not None and needed > free:
+        have = f"{shown_bytes(needed)} of memory, and {shown_bytes(free)} are free"
+        raise ValueError(f"{what} would take {have}: lower {lower}")
+
+
+def shown_bytes(count: float) -> str:
+    """Such as "1.5 GB"."""
+    for unit in ("bytes", "kB", "MB"):
+        if count < 1000:
+            return f"{count:.0f} {unit}"
+        count /= 1000
+    return f"{count:,.1f} GB"

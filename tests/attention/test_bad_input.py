@@ -339,9 +339,53 @@ def test_a_generator_is_one():
         entmax_attention(x(1, 2, 3, 4), x(1, 2, 5, 4), x(1, 2, 5, 4), dropout_p=0.1, generator=3)
 
 
-def test_sparse_weights_cannot_be_stacked():
+MAPPED = {
+    "query": (x(6, 1, 2, 3, 4), lambda q: sparse_attention_weights(q, x(1, 2, 5, 4))),
+    "key": (x(6, 1, 2, 5, 4), lambda k: sparse_attention_weights(x(1, 2, 3, 4), k)),
+    "mask": (x(6, 3, 5).bool(), lambda mask: sparse_attention_weights(x(1, 2, 3, 4), x(1, 2, 5, 4), attn_mask=mask)),
+    "slopes": (x(6, 2), lambda m: sparse_attention_weights(x(1, 2, 3, 4), x(1, 2, 5, 4), alibi_slopes=m)),
+    "alpha": (x(6, 2) + 1.5, lambda a: sparse_attention_weights(x(1, 2, 3, 4), x(1, 2, 5, 4), rule=Entmax(a))),
+}
+
+
+@pytest.mark.parametrize("case", MAPPED)
+def test_sparse_weights_cannot_be_stacked(case):
+    many, function = MAPPED[case]
     with pytest.raises(ValueError, match="vmap cannot stack it"):
-        torch.func.vmap(lambda q: sparse_attention_weights(q, x(1, 2, 5, 4)))(x(6, 1, 2, 3, 4))
+        torch.func.vmap(function)(many)
+
+
+def test_sparse_weights_of_what_is_not_mapped_pass_through_vmap():
+    query, key = x(1, 2, 3, 4), x(1, 2, 5, 4)
+    found = torch.func.vmap(lambda y: sparse_attention_weights(query, key).val.sum() + y)(x(3))
+    torch.testing.assert_close(found, torch.full((3,), 6.0))
+
+
+def test_dropout_of_many_calls_at_once():
+    query, key = torch.randn(1, 2, 3, 4), torch.randn(1, 2, 50, 4)
+
+    def call(k: Tensor, generator: torch.Generator | None = None) -> Tensor:
+        return attention(query, k, k, dropout_p=0.5, generator=generator)
+
+    same, different = (torch.vmap(call, randomness=kind)(key.expand(2, 1, 2, 50, 4)) for kind in ("same", "different"))
+    assert torch.equal(same[0], same[1])
+    assert not torch.equal(different[0], different[1])
+    with pytest.raises(ValueError, match="takes no generator"):
+        torch.vmap(lambda k: call(k, torch.Generator()), randomness="different")(key.expand(2, 1, 2, 50, 4))
+
+
+@pytest.mark.parametrize("backend", ["auto", "dense", "blocked", "native"])
+@pytest.mark.parametrize("window", [2**62, 2**63 - 1, 2**63, 2**64 - 2, 10**400])
+def test_a_window_beyond_all_distances_is_none(backend: str, window: int):
+    query, key = torch.randn(1, 2, 3, 4), torch.randn(1, 2, 5, 4)
+    for sides, plain in ((window, None), ((window, 0), (None, 0)), ((1, window), (1, None))):
+        found = attention(query, key, key, window=sides, backend=backend)
+        torch.testing.assert_close(found, attention(query, key, key, window=plain, backend="dense"))
+
+
+def test_divide_by_count_is_called_as_it_is():
+    with pytest.raises(TypeError, match="divide_by_count must be True or False, got 'no'"):
+        relu_attention(Q, K, V, divide_by_count="no")
 
 
 def test_pages_that_are_not_there():

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from decoding.models import EOS, IDS, PAD, every_ending, plain_greedy, rescored, sources, tiny
-from tamis.decoding import DecodingConfig, beam_search, greedy
+from tamis.decoding import DecodingConfig, beam_search, greedy, sample
 from tamis.decoding.search import penalty
 from tamis.mechanisms import MECHANISMS
 from tamis.positions import POSITIONS
@@ -307,6 +307,10 @@ def test_bad_input_is_refused(source: Tensor, ids: dict[str, int], message: str)
     ("changes", "message"),
     [
         ({"beam": 0}, "beam"),
+        ({"beam": 100_000, "n_best": 1}, "beam must be an int of at most 10000, got 100000"),
+        ({"method": "sample", "n_best": 10**6}, "n_best must be an int of at most 10000"),
+        ({"max_length": 2**31 - 1}, "max_length must be an int of at most 1000000"),
+        ({"max_extra": 10**400}, r"max_extra must be an int of at most 1000000, got about 2\*\*1329"),
         ({"beam": 2, "n_best": 3}, "n_best must be at most beam"),
         ({"method": "greedy", "n_best": 2}, "greedy"),
         ({"method": "bean"}, "beam"),
@@ -325,3 +329,13 @@ def test_bad_input_is_refused(source: Tensor, ids: dict[str, int], message: str)
 def test_bad_settings_are_refused(changes: dict[str, Any], message: str):
     with pytest.raises(ValueError, match=message):
         DecodingConfig(**changes)
+
+
+@pytest.mark.parametrize("method", ["beam", "sample"])
+def test_a_search_that_does_not_fit_is_refused(monkeypatch: pytest.MonkeyPatch, method: str):
+    monkeypatch.setattr("tamis.settings.free_bytes", lambda device: 1 << 30)
+    monkeypatch.setattr("tamis.settings.SMALL", 0)
+    settings = DecodingConfig(method=method, beam=2000, n_best=2000, max_length=10**6, max_extra=10**6)
+    expected = "2,000 hypotheses of 2 sentences of up to 1,000,000 tokens would take 64.* GB of memory, and 1.1 GB are free"
+    with pytest.raises(ValueError, match=expected):
+        (beam_search if method == "beam" else sample)(tiny(), sources([3, 3]), config=settings, **IDS)

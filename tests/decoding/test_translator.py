@@ -233,6 +233,9 @@ def test_a_device_that_is_not_here(translator: Translator, tmp_path: Path):
 def test_without_decoding_json_the_defaults_hold(translator: Translator, tmp_path: Path):
     translator.save(tmp_path)
     (tmp_path / "decoding.json").unlink()
+    with pytest.raises(FileNotFoundError, match=r"decoding\.json is missing"):
+        Translator.load(tmp_path, "cpu")
+    (tmp_path / "checksums.json").unlink()  # on purpose
     assert Translator.load(tmp_path, "cpu").decoding == DecodingConfig()
 
 

@@ -10,6 +10,8 @@ from tamis.analysis import write_arrays
 from tamis.analysis.shown import shown_arrays
 from tamis.cli import app
 from tamis.experiments import analysed_runs
+from tamis.experiments.folder import RunFolder
+from tamis.files import digest_of
 from tamis.report import plots
 
 
@@ -119,3 +121,75 @@ def test_folders_of_one_name_are_told_apart(folders, tmp_path):
     for path in folders[1].iterdir():
         (other / path.name).write_bytes(path.read_bytes())
     assert [run.name for run in analysed_runs([folders[1], other])] == ["seed1/entmax", "seed2/entmax"]
+
+
+DAMAGES = {
+    "cut": lambda content: content[: len(content) // 2],
+    "empty": lambda content: b"",
+    "zeros": lambda content: content[: len(content) // 2] + bytes(len(content) - len(content) // 2),
+    "flipped": lambda content: content[: len(content) // 3] + bytes([content[len(content) // 3] ^ 1])
+    + content[len(content) // 3 + 1 :],
+    "list": lambda content: b"[]",
+    "archive": lambda content: b"PK\x05\x06" + bytes(18),
+}
+
+
+@pytest.fixture
+def signed(folders, tmp_path):
+    """A run as the stages of today write it."""
+    run = RunFolder(tmp_path / "run")
+    for path in folders[1].iterdir():
+        write_whole(run.path / path.name, path.read_bytes())
+    run.write(run.analysis, {**json.loads(run.analysis.read_bytes()), "arrays": digest_of(run.arrays)})
+    run.write(run.evaluation, json.loads(run.evaluation.read_bytes()))
+    return run.path
+
+
+def write_whole(path, content):
+    path.parent.mkdir(exist_ok=True)
+    path.write_bytes(content)
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+@pytest.mark.parametrize("name", ["analysis.json", "analysis.npz", "evaluation.json"])
+@pytest.mark.parametrize("command", ["report", "plot"])
+def test_a_damaged_result_is_named(signed, tmp_path, monkeypatch, command, name, damage):
+    monkeypatch.setattr(plots, "FIGURES", {})
+    assert called(command, signed, "--output", tmp_path / "out").exit_code == 0
+    content = (signed / name).read_bytes()
+    (signed / name).write_bytes(DAMAGES[damage](content))
+    found = called(command, signed, "--output", tmp_path / "out")
+    assert found.exit_code == 1
+    assert isinstance(found.exception, SystemExit), found.exception
+    assert f"error: {signed / name} is " in found.output
+
+
+@pytest.mark.parametrize("damage", ["cut", "empty", "zeros", "list", "archive"])
+@pytest.mark.parametrize("name", ["analysis.json", "analysis.npz", "evaluation.json"])
+def test_a_damaged_result_of_before_is_named(folders, tmp_path, name, damage):
+    for path in folders[1].iterdir():
+        write_whole(tmp_path / "run" / path.name, path.read_bytes())
+    content = (tmp_path / "run" / name).read_bytes()
+    (tmp_path / "run" / name).write_bytes(DAMAGES[damage](content))
+    found = called("report", tmp_path / "run", "--output", tmp_path / "out")
+    if (name, damage) == ("analysis.npz", "archive"):  # whole, and without a sentence to show
+        assert found.exit_code == 0
+    else:
+        assert isinstance(found.exception, SystemExit), found.exception
+        assert str(tmp_path / "run" / name) in found.output
+
+
+@pytest.mark.parametrize("content", ["{}", '{"summary": 3, "sites": []}', '{"summary": {"all": {}}, "sites": {"x": null}}'])
+def test_a_table_of_something_else_is_named(folders, tmp_path, content):
+    for path in folders[1].iterdir():
+        write_whole(tmp_path / "run" / path.name, path.read_bytes())
+    (tmp_path / "run" / "analysis.json").write_text(content)
+    found = called("report", tmp_path / "run", "--output", tmp_path / "out")
+    assert isinstance(found.exception, SystemExit), found.exception
+    assert f"{tmp_path / 'run' / 'analysis.json'} is damaged, or of another version of tamis" in found.output
+
+
+def test_an_analysis_goes_with_its_arrays(signed, tmp_path):
+    write_arrays(signed / "analysis.npz", {})  # as if `analyze` had been killed between the two
+    found = called("report", signed, "--output", tmp_path / "out")
+    assert "analysis.npz is not what analysis.json was written with: run `tamis analyze" in found.output

@@ -24,5 +24,9 @@ def read_arrays(path: str | Path) -> dict[str, Tensor]:
     """What `write_arrays` wrote."""
     import numpy as np
 
-    with np.load(check_file(path), allow_pickle=False) as file:
-        return {name: torch.from_numpy(file[name]) for name in file.files}
+    path = check_file(path)
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            return {name: torch.from_numpy(file[name]) for name in file.files}
+    except Exception as error:  # there is nothing that zipfile, zlib and numpy do not raise on damaged bytes
+        raise ValueError(f"{path} is damaged, or no .npz: {error!r}") from error

@@ -16,6 +16,9 @@ from tamis.transforms.solver import compute_dtype
 
 Window = int | tuple[int | None, int | None]
 
+FARTHEST = 2**62
+"""Distances of positions stay below: their differences, and what is added to them, must fit 64 bits."""
+
 
 class Options(TypedDict, total=False):
     """The keyword arguments that all attention functions share; see :func:`tamis.entmax_attention`."""
@@ -233,7 +236,7 @@ def _window(window: Window | None) -> tuple[int, int] | None:
     pair = (window, window) if isinstance(window, int) else tuple(window)
     if len(pair) != 2 or not all(side is None or (type(side) is int and side >= -1) for side in pair):
         raise ValueError(f"window must be a count or a pair of counts (None or -1 = no bound), got {window}")
-    left, right = (-1 if side is None else side for side in pair)
+    left, right = (-1 if side is None or side >= FARTHEST else side for side in pair)
     return None if left < 0 and right < 0 else (left, right)
 
 

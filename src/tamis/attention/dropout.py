@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from tamis.attention.call import Dropout, Part
+from tamis.transforms.dispatch import is_mapped
 
 
 @dataclass(frozen=True)
@@ -22,7 +23,7 @@ class Factors:
 
     p: float = 0.0
     seed: int | None = 0
-    """None: torch's own dropout, for graphs that cannot hold a generator."""
+    """None: torch's own dropout, for graphs that cannot hold a generator, and for many calls at once."""
     part: Part | None = None
 
     @staticmethod
@@ -39,6 +40,10 @@ class Factors:
             return Factors(p, None)
         device = generator.device if generator is not None else "cpu"
         seed = torch.randint(2**62, (), generator=generator, device=device)
+        if is_mapped(seed):  # vmap's randomness="different": one for each of many calls
+            if generator is not None:
+                raise ValueError('dropout under vmap with randomness="different" takes no generator')
+            return Factors(p, None)
         return Factors(p, int(seed.item()))
 
     def of(self, weights: Tensor, block: int, starts: Sequence[int] = (0, 0, 0, 0)) -> Tensor:

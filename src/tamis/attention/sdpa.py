@@ -12,6 +12,7 @@ from tamis.attention.backend import Backend
 from tamis.attention.call import Call
 from tamis.attention.dropout import NO_PARTS
 from tamis.attention.rules import BoundSoftmax, Rule
+from tamis.transforms.dispatch import differentiating_forward
 from tamis.transforms.parameters import values_known
 
 
@@ -30,6 +31,8 @@ class Sdpa(Backend):
             return reason
         if call.shape[3] == 0:
             return "it gives NaN without keys"
+        if differentiating_forward():
+            return "it has no forward-mode derivative"
         if values_known(call.query) and not (_is_finite(call.query) and _is_finite(call.key)):
             return "it gives zeros to a query of NaN"
         return None

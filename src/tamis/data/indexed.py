@@ -24,7 +24,7 @@ from typing import Any, ClassVar, Self
 import numpy as np
 import numpy.typing as npt
 
-from tamis.files import BLOCK, checksums, flush, flush_folder, write_json
+from tamis.files import BLOCK, DIGEST, checksums, digest, digest_of, flush, flush_folder, write_signed
 
 VERSION = 1
 PARTS = ("tokens", "offsets", "lines")
@@ -190,12 +190,7 @@ def _put_in_place(scratch: Path, folder: Path, split: str, header: dict[str, Any
     for name in (*PARTS, "skipped.tsv"):
         os.replace(scratch / name, folder / f"{split}.{name}")
     flush_folder(folder)
-    write_json(folder / f"{split}.json", {**header, "sha256": _digest(header)}, indent=2)
-
-
-def _digest(header: dict[str, Any]) -> str:
-    """Of a header: what it says of the other files is the fingerprint of a run's data."""
-    return hashlib.sha256(json.dumps(header, sort_keys=True).encode()).hexdigest()
+    write_signed(folder / f"{split}.json", header, indent=2)
 
 
 class IndexedCorpus:
@@ -235,7 +230,7 @@ class IndexedCorpus:
                 raise ValueError(
                     f"version {header['version']}, and this reads version {VERSION}: build the corpus again"
                 )
-            if header.pop("sha256", None) not in (None, _digest(header)):  # headers of before have none
+            if header.pop(DIGEST, None) not in (None, digest(header)):  # headers of before have none
                 raise ValueError("it is not as it was written: build the corpus again")
             return cls(folder, split, header, cls._map_files(folder, split, header))
         except (ValueError, KeyError, TypeError, RecursionError) as error:
@@ -254,8 +249,7 @@ class IndexedCorpus:
             if "crc32" in described:
                 whole = checksums(path) == described["crc32"]
             else:  # before there were checksums of blocks
-                with path.open("rb") as file:
-                    whole = hashlib.file_digest(file, "sha256").hexdigest() == described["sha256"]
+                whole = digest_of(path) == described["sha256"]
             if not whole:
                 raise ValueError(f"{path} is not as it was written: build the corpus again")
 

@@ -6,7 +6,7 @@ import fcntl
 import itertools
 import json
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -159,7 +159,7 @@ class VocabularyConfig(Config):
     """and this."""
 
     def __post_init__(self) -> None:
-        at_least(self, 8, "size")
+        at_least(self, 8, "size", largest=1 << 24)  # no text fills more, and SentencePiece takes minutes to say so
         choose("kind", self.kind, ("unigram", "bpe"))
         optional_shares(self, "character_coverage")
         optional_booleans(self, "shared", "byte_fallback")
@@ -329,6 +329,7 @@ def _vocabularies(data: DataConfig, config: VocabularyConfig, say: Say) -> tuple
     if config.model is not None:
         one = Vocabulary.load(config.model)
         return one, one
+    _check_readable(read_pairs(data.train, data.source_language, data.target_language), data.train)
     some = list(itertools.islice(_pairs(data), SAMPLED))
     source, target = count_characters(pair.source for pair in some), count_characters(pair.target for pair in some)
     shared = config.shared
@@ -348,6 +349,8 @@ def _vocabularies(data: DataConfig, config: VocabularyConfig, say: Say) -> tuple
 def _text_vocabulary(text: TextConfig, config: VocabularyConfig, say: Say) -> Vocabulary:
     if config.model is not None:
         return Vocabulary.load(config.model)
+
+    _check_readable(read_documents(text.train, text.documents, text.key), text.train)
 
     def lines() -> Iterator[str]:
         return (line for document in _documents(text) for line in document)
@@ -376,6 +379,19 @@ def _train(config: VocabularyConfig, texts: Iterator[str], counts: Counter[str],
             + ("" if fallback else " with byte_fallback = true")
         )
     return found
+
+
+def _check_readable(items: Iterable[Any], named: Any) -> None:
+    """Raise if nothing in a text can be read, with the reasons."""
+    counts: Counter[str] = Counter()
+    lines: dict[str, int] = {}
+    for item in items:
+        if not isinstance(item, BadLine):
+            return
+        counts[item.reason] += 1
+        lines.setdefault(item.reason, item.line)
+    reasons = "; ".join(f"{count:,} times {reason}, in line {lines[reason]} first" for reason, count in counts.items())
+    raise ValueError(f"no line of {named} can be read: {reasons or 'it is empty'}")
 
 
 def _pairs(data: DataConfig) -> Iterator[Pair]:

@@ -23,6 +23,7 @@ _log = logging.getLogger("tamis")
 KINDS = ("unigram", "bpe")
 SPECIAL = {"pad": "<pad>", "bos": "<s>", "eos": "</s>", "unk": "<unk>"}
 SHARED, SOURCE, TARGET = "vocabulary.model", "source.model", "target.model"
+LARGEST = 1 << 28  # bytes of a vocabulary: a million pieces take a tenth of it
 LONGEST_WORD = (1 << 16) - 1  # characters: SentencePiece counts them in 16 bits, and aborts the process beyond
 EXPANSION = 18  # characters that normalisation makes of one at most
 THREADS = 8  # the number changes how sums are rounded, hence the model: the same on every machine
@@ -88,7 +89,9 @@ class Vocabulary:
             raise ValueError(f"character_coverage must lie in [0.98, 1], got {character_coverage}")
         sentences = _sample(_trainable(texts), max_sentences)
         if not any(_words(text) for text in sentences):
-            raise ValueError(f"a vocabulary cannot be trained on no text: {len(sentences)} lines, all of them blank")
+            blank = f"{len(sentences)} lines, all of them blank"
+            none = f"not a line without a word of over {LONGEST_WORD:,} characters"
+            raise ValueError(f"a vocabulary cannot be trained on no text: {blank if sentences else none}")
         sentencepiece.set_min_log_level(2)
         model = io.BytesIO()
         try:
@@ -118,7 +121,9 @@ class Vocabulary:
     def load(cls, path: str | Path) -> Self:
         """Read a SentencePiece model, packed or not, or the vocabulary of an imported model."""
         with open_binary(path) as file:
-            model = file.read()
+            model = file.read(LARGEST + 1)
+        if len(model) > LARGEST:
+            raise ValueError(f"{path} is no vocabulary: it holds more than {LARGEST >> 20} MB")
         try:
             if model.startswith(b"{"):
                 from tamis.data.imported import read_imported

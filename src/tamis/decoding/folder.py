@@ -18,9 +18,9 @@ def save_decoding(folder: Path, decoding: DecodingConfig) -> None:
 def load_decoding(folder: Path) -> DecodingConfig:
     """What `save_decoding` wrote, or the defaults."""
     path = folder / DECODING
+    check_sealed(folder, DECODING)
     if not path.is_file():
         return DecodingConfig()
-    check_sealed(folder, DECODING)
     try:
         values = json.loads(path.read_text(encoding="utf-8"))
         if not isinstance(values, dict):

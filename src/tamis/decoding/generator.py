@@ -16,11 +16,12 @@ from tamis.decoding.quantized import check_quantize, quantized
 from tamis.decoding.reading import read
 from tamis.decoding.sampling import draw_tokens, random_numbers, token_probabilities
 from tamis.decoding.settings import DecodingConfig
+from tamis.decoding.state import bytes_of
 from tamis.files import seal
 from tamis.models.causal_lm import CausalLM
 from tamis.models.loading import model_folder
 from tamis.nn.modes import evaluating
-from tamis.settings import choose_device
+from tamis.settings import check_memory, choose_device
 
 
 def check_method(config: DecodingConfig) -> DecodingConfig:
@@ -119,6 +120,9 @@ class TextGenerator:
             limit = min(limit, known - len(ids))
             if limit < 1:
                 raise ValueError(f"the model has {known} positions, and the prompt fills {len(ids)}")
+        needed = bytes_of(config.n_best, self.model.config.vocab_size, limit)
+        what = f"{config.n_best:,} continuations of up to {limit:,} tokens"
+        check_memory(needed, self.device, what, "n_best or max_length")
         drawn = self._draw(model, torch.tensor([ids], device=self.device), limit, config)
         found = []
         for tokens, score in zip(drawn.tokens.tolist(), drawn.scores.tolist(), strict=True):

@@ -20,7 +20,7 @@ from tamis import functional
 from tamis.decoding.search import Hypothesis, penalty
 from tamis.decoding.settings import DecodingConfig
 from tamis.decoding.start import start
-from tamis.decoding.state import check_ids, check_source, length_limits
+from tamis.decoding.state import check_ids, check_room, check_source, length_limits
 from tamis.models.seq2seq import Seq2Seq
 from tamis.nn.modes import evaluating
 
@@ -71,6 +71,7 @@ class _Sampling:
             return
         self.state = start(model, source, quantize)
         self.limits = length_limits(self.state, config)
+        check_room(self.state, self.limits, config.n_best, "n_best")
         self.random = random_numbers(source, model.config.pad_id, self.limits.tolist(), config)
         self.written = torch.full((source.shape[0], config.n_best, 1), bos_id, device=source.device)
         self.scores = torch.zeros(source.shape[0], config.n_best, device=source.device)

@@ -25,7 +25,7 @@ from torch import Tensor
 
 from tamis.decoding.settings import DecodingConfig
 from tamis.decoding.start import start
-from tamis.decoding.state import best_tokens, check_ids, check_source, length_limits
+from tamis.decoding.state import best_tokens, check_ids, check_room, check_source, length_limits
 from tamis.models.seq2seq import Seq2Seq
 from tamis.nn.modes import evaluating
 
@@ -119,6 +119,7 @@ class _BeamSearch:
         self.banned = torch.tensor(sorted(set(banned_ids)), dtype=torch.long, device=source.device)
         self.with_eos = torch.cat([self.banned, self.banned.new_tensor([eos_id])])
         self.limits = length_limits(self.state, config)
+        check_room(self.state, self.limits, config.beam, "beam")
         longest = [penalty(limit, config.length_penalty) for limit in self.limits.tolist()]
         self.longest = torch.tensor(longest, device=source.device)
         batch, slots, device = source.shape[0], config.beam + 1, source.device

@@ -8,6 +8,10 @@ from dataclasses import dataclass
 from tamis.settings import LARGEST_SEED, Config, at_least, choose, numbers, optional_at_least, shares
 
 METHODS = ("beam", "greedy", "sample")
+MOST_HYPOTHESES = 10_000
+"""Of a sentence: a step compares all continuations of all of them, and translations get no better beyond a hundred."""
+MOST_TOKENS = 1_000_000
+"""Of a text: they are written one by one."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,8 +52,9 @@ class DecodingConfig(Config):
 
     def __post_init__(self) -> None:
         choose("method", self.method, METHODS)
-        at_least(self, 1, "beam", "n_best", "max_length", "min_length", "max_source_length")
-        at_least(self, 0, "max_extra")
+        at_least(self, 1, "beam", "n_best", largest=MOST_HYPOTHESES)
+        at_least(self, 1, "max_length", "min_length", "max_source_length", largest=MOST_TOKENS)
+        at_least(self, 0, "max_extra", largest=MOST_TOKENS)
         at_least(self, 0, "seed", largest=LARGEST_SEED)
         optional_at_least(self, 1, "top_k")
         numbers(self, "max_ratio")

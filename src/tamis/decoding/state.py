@@ -20,6 +20,7 @@ from tamis.decoding.settings import DecodingConfig
 from tamis.models.seq2seq import Seq2Seq
 from tamis.native import layers as native
 from tamis.native import product
+from tamis.settings import check_memory
 
 
 class DecodingState:
@@ -158,6 +159,19 @@ def check_ids(model: Seq2Seq, **ids: int) -> None:
     for name, value in ids.items():
         if not 0 <= value < model.config.vocab_size:
             raise ValueError(f"{name} must lie in [0, {model.config.vocab_size - 1}], got {value}")
+
+
+def bytes_of(hypotheses: int, vocab_size: int, limit: int) -> int:
+    """What a search of a sentence surely needs: for each hypothesis scores of all tokens, the best of them, and what is
+    written."""
+    return hypotheses * (4 * vocab_size + 16 * min(hypotheses, vocab_size) + 16 * limit)
+
+
+def check_room(state: State, limits: Tensor, hypotheses: int, setting: str) -> None:
+    """Raise if a batch needs more memory than is free."""
+    needed = limits.numel() * bytes_of(hypotheses, state.model.config.vocab_size, int(limits.max()))
+    what = f"{hypotheses:,} hypotheses of {limits.numel():,} sentences of up to {int(limits.max()):,} tokens"
+    check_memory(needed, limits.device, what, f"{setting}, max_length or the number of sentences")
 
 
 def length_limits(state: State, config: DecodingConfig) -> Tensor:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Self
@@ -16,6 +17,7 @@ from tamis.decoding.quantized import check_quantize
 from tamis.decoding.sampling import sample
 from tamis.decoding.search import Hypothesis, beam_search, greedy
 from tamis.decoding.settings import DecodingConfig
+from tamis.decoding.state import bytes_of
 from tamis.files import seal
 from tamis.models.loading import model_folder
 from tamis.models.seq2seq import Seq2Seq
@@ -24,6 +26,8 @@ from tamis.settings import choose_device
 _log = logging.getLogger("tamis")
 
 METHODS: dict[str, Callable[..., list[list[Hypothesis]]]] = {"beam": beam_search, "greedy": greedy, "sample": sample}
+SEARCHED = 1 << 31
+"""Bytes that the searches of a batch surely need, about."""
 SPACED = str.maketrans("\n\r\t", "   ")
 
 Progress = Callable[[int, int], None]
@@ -121,7 +125,8 @@ class Translator:
         results = [empty] * len(sentences)
         waiting = [number for number, source in enumerate(sources) if len(source) > 1]
         done = len(sentences) - len(waiting)
-        for batch in self._batches(waiting, [len(source) for source in sources]):
+        most = self._sentences_at_once(config)
+        for batch in self._batches(waiting, [len(source) for source in sources], most):
             hypotheses = METHODS[config.method](
                 self.model,
                 padded([sources[number] for number in batch], self.model.config.pad_id, self.device),
@@ -202,11 +207,16 @@ class Translator:
             _log.warning("sentence %d has %d subwords: cut to %d", number + 1, len(ids), limit - 1)
         return [*ids[: limit - 1], eos_id]
 
-    def _batches(self, numbers: list[int], lengths: Sequence[int]) -> Iterator[list[int]]:
+    def _sentences_at_once(self, config: DecodingConfig) -> int:
+        """However short they are: many hypotheses of a large vocabulary take more than their tokens do."""
+        hypotheses = config.beam if config.method == "beam" else config.n_best
+        return max(1, SEARCHED // bytes_of(hypotheses, self.model.config.vocab_size, config.max_extra))
+
+    def _batches(self, numbers: list[int], lengths: Sequence[int], most: int = sys.maxsize) -> Iterator[list[int]]:
         """Those of like length together, the longest first: if memory is too small, that shows at once."""
         batch: list[int] = []
         for number in sorted(numbers, key=lambda number: -lengths[number]):
-            if batch and lengths[batch[0]] * (len(batch) + 1) > self.batch_tokens:
+            if batch and (lengths[batch[0]] * (len(batch) + 1) > self.batch_tokens or len(batch) == most):
                 yield batch
                 batch = []
             batch.append(number)

@@ -27,7 +27,7 @@ from tamis.analysis.heads import normalised_entropy_sums, support_sums
 from tamis.analysis.rows import Rows, ratio
 from tamis.analysis.sites import attention_sites
 from tamis.decoding.reading import read
-from tamis.files import write_json
+from tamis.files import write_signed
 from tamis.functional import attention_scores
 from tamis.mechanisms import Mechanism
 from tamis.mechanisms.registry import read_mechanism
@@ -235,5 +235,5 @@ def write_dispersion(
         found = measure_dispersion(model, texts(length).to(device).split(1), length, config.queries)
         say(found.describe())
         result["lengths"].append(found.to_dict())
-        write_json(folder / DISPERSION, result, indent=1)
+        write_signed(folder / DISPERSION, result, indent=1)
     return result

@@ -9,7 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from tamis.settings import free_bytes, shown_bytes
 from tamis.training import guards
+from tamis.training.guards import TrainingError
 from tamis.training.trainer import Trainer
 
 LOOKED_AT = 8
@@ -22,17 +24,22 @@ def describe_cost(trainer: Trainer) -> None:
     if not trainer.process.leads:
         return
     fixed = fixed_bytes(trainer)
-    told = f"memory: {_size(fixed)} for weights, gradients and optimiser"
+    told = f"memory: {shown_bytes(fixed)} for weights, gradients and optimiser"
     if world > 1:  # a single process cannot run a model that is spread
         trainer.display.say(f"{told}, and activations in each of {world} processes")
         return
     part = largest_part(trainer)
     activations = activation_bytes(trainer, part)
-    trainer.display.say(f"{told}, {_size(activations)} for the activations of {trainer.task.describe(part)}")
-    free = free_bytes(trainer.process.device)
-    if free is not None and fixed + activations > free:
+    trainer.display.say(f"{told}, {shown_bytes(activations)} for the activations of {trainer.task.describe(part)}")
+    missing, free = fixed - held_bytes(trainer), free_bytes(trainer.process.device)
+    if free is not None and missing > free:
+        raise TrainingError(
+            f"gradients and optimiser take another {shown_bytes(missing)}, and {shown_bytes(free)} are free: "
+            "lower the sizes under [model]"
+        )
+    if free is not None and missing + activations > free:
         trainer.display.say(
-            f"that is more than the {_size(free)} that are free: lower training.device_tokens, "
+            f"that is more than the {shown_bytes(free)} that are free: lower training.device_tokens, "
             f"now {trainer.config.device_tokens or 'all of an update'}"
         )
 
@@ -43,6 +50,14 @@ def fixed_bytes(trainer: Trainer) -> int:
     shards = trainer.process.world if trainer.config.parallel == "fsdp" else 1
     every = sum(parameter.numel() * parameter.element_size() for parameter in trainer.model.parameters())
     return every * copies // shards
+
+
+def held_bytes(trainer: Trainer) -> int:
+    """What of that is there already: the weights, and what a run that goes on has read."""
+    states = [state for optimizer in trainer.optimizers for state in optimizer.state.values()]
+    kept = [x for state in states for x in state.values() if isinstance(x, Tensor)]
+    averages = [] if trainer.ema is None else trainer.ema.averages
+    return sum(x.numel() * x.element_size() for x in (*trainer.model.parameters(), *kept, *averages))
 
 
 def largest_part(trainer: Trainer) -> Any:
@@ -73,23 +88,3 @@ def activation_bytes(trainer: Trainer, part: Any) -> int:
     with torch.random.fork_rng(devices), autocast, eager, explained, counting:
         trainer.task.loss(trainer.model, part.to(device))
     return sum(kept.values())
-
-
-def free_bytes(device: torch.device) -> int | None:
-    """What is free where the model is; None where nobody says."""
-    if device.type == "cuda":
-        return torch.cuda.mem_get_info(device)[0]
-    try:
-        with open("/proc/meminfo", encoding="ascii") as file:
-            found = dict(line.split(":", 1) for line in file)
-        return int(found["MemAvailable"].split()[0]) * 1024
-    except (OSError, KeyError, ValueError):
-        return None
-
-
-def _size(count: float) -> str:
-    for unit in ("bytes", "kB", "MB"):
-        if count < 1000:
-            return f"{count:.0f} {unit}"
-        count /= 1000
-    return f"{count:.1f} GB"

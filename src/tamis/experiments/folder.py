@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-import json
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from tamis.files import standing, write_json
-from tamis.training.journal import Record, read_journal
+from tamis.files import digest_of, read_signed, standing, write_signed
+from tamis.training.checkpoint import CheckpointError, Checkpoints
+from tamis.training.journal import Record, is_as_written, read_journal
 
 
 class RunFolder:
@@ -44,13 +46,26 @@ class RunFolder:
 
     def records(self) -> list[Record]:
         """Of training; none where they are not there."""
-        return list(read_journal(self.metrics)) if self.metrics.is_file() else []
+        if not self.metrics.is_file():
+            return []
+        checkpoints = Checkpoints(self.checkpoints)
+        for step in reversed(checkpoints.steps()):
+            try:
+                noted = checkpoints.state(step).get("journal")
+            except CheckpointError:
+                continue
+            if noted is not None and not is_as_written(self.metrics, step, noted):
+                raise ValueError(
+                    f"{self.metrics} is not as it was written up to step {step}: remove it to go on without the curves"
+                )
+            break
+        return list(read_journal(self.metrics))
 
     def read_evaluation(self) -> dict[str, Any] | None:
         """What `tamis evaluate` wrote; tasks once had a file of another name."""
         for path in (self.evaluation, self.path / "lengths.json"):
             if path.is_file():
-                return _read(path)
+                return read_signed(path)[0]
         return None
 
     def evaluated(self) -> dict[str, Any]:
@@ -65,14 +80,31 @@ class RunFolder:
         for path in (self.analysis, self.arrays):
             if not path.is_file():
                 raise FileNotFoundError(f"{self} has not been analysed: run `tamis analyze {self}` first")
-        return _read(self.analysis)
+        found, _ = read_signed(self.analysis)
+        if "arrays" in found and found["arrays"] != digest_of(self.arrays):
+            raise ValueError(
+                f"{self.arrays} is not what {self.analysis.name} was written with: run `tamis analyze {self}` again"
+            )
+        return found
 
     def write(self, path: Path, value: dict[str, Any], indent: int | None = 1) -> dict[str, Any]:
         """Write a result as one of the files; returns it."""
-        write_json(path, value, indent=indent)
+        write_signed(path, value, indent=indent)
         return value
 
+    def unsigned(self) -> list[Path]:
+        """Results that do not tell whether they are whole, as those of before do not."""
+        every = (self.evaluation, self.analysis, self.dispersion)
+        return [path for path in every if path.is_file() and not read_signed(path)[1]]
 
-def _read(path: Path) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    return found
+
+@contextmanager
+def reading(folders: Iterable[Path]) -> Iterator[None]:
+    """What goes wrong with results of these runs that do not tell whether they are whole is put down to them."""
+    try:
+        yield
+    except (LookupError, TypeError, AttributeError, ArithmeticError, RuntimeError) as error:
+        if doubtful := [path for folder in folders for path in RunFolder(folder).unsigned()]:
+            named = " or ".join(map(str, doubtful))
+            raise ValueError(f"{named} is damaged, or of another version of tamis: {error!r}") from error
+        raise

@@ -8,7 +8,7 @@ from pathlib import Path
 from tamis.analysis.files import read_arrays
 from tamis.analysis.shown import shown_sentences
 from tamis.experiments.base import Experiment, Folders, OpenRun, one_kind
-from tamis.experiments.folder import RunFolder
+from tamis.experiments.folder import RunFolder, reading
 from tamis.experiments.kinds import open_run
 from tamis.experiments.stages import different_settings
 from tamis.files import replacing
@@ -22,7 +22,8 @@ Systems = Sequence[Path] | Mapping[str, Sequence[Path]]
 
 def report(systems: Systems, output: Path, title: str = "Tamis report") -> None:
     """One page about analysed runs side by side, with all that it needs inside; docs/report.md shows it."""
-    text = page(content(analysed_runs(_single(systems)), title))
+    with reading(_every(systems)):
+        text = page(content(analysed_runs(_single(systems)), title))
     with replacing(output) as file:
         file.write(text.encode())
 
@@ -43,7 +44,8 @@ def plot(systems: Systems, output: Path, suffix: str = "pdf", dpi: int = 150) ->
                 f"model or a task, `tamis evaluate {folder}` for its scores against length"
             )
     if not by_length or (_is_single(systems) and all(RunFolder(folder).analysis.is_file() for folder in folders)):
-        written = plot_heads(analysed_runs(_single(systems)), output, suffix, dpi)
+        with reading(folders):
+            written = plot_heads(analysed_runs(_single(systems)), output, suffix, dpi)
     if not by_length:
         return written, ""
     output.mkdir(parents=True, exist_ok=True)
@@ -56,11 +58,12 @@ def plot_lengths(systems: Systems, path: Path, dpi: int = 200) -> str:
 
     Without names there is a line for each mechanism and kind of positions, and its runs are seeds of one recipe.
     """
-    if isinstance(systems, Mapping):
-        opened = {name: [open_run(folder) for folder in folders] for name, folders in systems.items()}
-    else:
-        opened = _seeds([open_run(folder) for folder in systems])
-    return one_kind(opened).draw(opened, path, dpi)
+    with reading(_every(systems)):
+        if isinstance(systems, Mapping):
+            opened = {name: [open_run(folder) for folder in folders] for name, folders in systems.items()}
+        else:
+            opened = _seeds([open_run(folder) for folder in systems])
+        return one_kind(opened).draw(opened, path, dpi)
 
 
 def _every(systems: Systems) -> list[Path]:

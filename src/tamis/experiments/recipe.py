@@ -18,6 +18,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from tamis.files import check_file
 from tamis.settings import choose
 
 
@@ -70,10 +71,11 @@ def check_name(name: str) -> None:
 
 def _read(path: Path) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
     """The tables of a recipe, and its arms."""
+    if not path.exists():
+        raise FileNotFoundError(f"there is no recipe {path}")
+    check_file(path)
     try:
         tables = tomllib.loads(path.read_text(encoding="utf-8-sig"))
-    except FileNotFoundError:
-        raise FileNotFoundError(f"there is no recipe {path}") from None
     except (ValueError, RecursionError) as error:
         raise ValueError(f"{path} is not TOML: {error}") from error
     arms = tables.pop("arms", {})

@@ -37,9 +37,9 @@ from tamis.experiments.base import (
 )
 from tamis.experiments.card import write_card
 from tamis.experiments.estimate import describe_cost
-from tamis.experiments.folder import RunFolder
+from tamis.experiments.folder import RunFolder, reading
 from tamis.experiments.kinds import open_run
-from tamis.files import replace_folder, replacing, write_json
+from tamis.files import digest_of, replace_folder, replacing, sweep
 from tamis.training.distributed import Process, process
 from tamis.training.guards import alone_in, memory_explained
 from tamis.training.journal import Advance, Display
@@ -88,8 +88,10 @@ def train(experiment: Experiment, folder: Path, device: str | None = None, displ
         if own.leads:
             folder.mkdir(parents=True, exist_ok=True)
             stack.enter_context(alone_in(folder))
+            sweep(folder)
             _check_recipe(run, experiment)
         own.wait()
+        experiment.model_config().check_memory()  # before data are prepared; the model has the sizes that they have
         prepared = _leader_first(own, display, experiment.prepare)
         trainer = _trainer(experiment, prepared, run, own, display)
         if own.leads:  # not before: a recipe that cannot be built does not claim the folder
@@ -189,11 +191,12 @@ def analyze(
     """What the heads of a run do on its validation set, or on `data`; writes analysis.json and analysis.npz."""
     display = display or Display()
     run, experiment = open_run(folder)
+    records = run.records()  # an error comes before anything takes time
     material = experiment.material(run, data, device, shown)
     found = _analysis(material, display)
     result: dict[str, Any] = {"name": experiment.name, "data": material.data, **found.to_dict()}
     result["tokens"] = {str(number): material.tokens(number, sentence) for number, sentence in found.shown.items()}
-    if records := run.records():
+    if records:
         result["trajectories"] = alpha_trajectories(records).to_dict()
     if material.translates and any(share for site in found.sites.values() for share in site.null_share):
         result["null_signal"] = null_signal(material.model, _tracked(material, display, "null attention")).to_dict()
@@ -203,7 +206,8 @@ def analyze(
         result["dispersion"] = _dispersion(material, display)
     result |= material.further()
     write_arrays(run.arrays, found.arrays())
-    write_json(run.analysis, result)
+    result["arrays"] = digest_of(run.arrays)
+    run.write(run.analysis, result, indent=None)
     _conclude(display, _heads_found(found, result), [run.analysis, run.arrays], f"tamis report {run}")
     return result
 
@@ -274,7 +278,8 @@ def heads(
 def compare(systems: Mapping[str, Sequence[Path]], baseline: str | None = None) -> Described:
     """Evaluated runs of one kind side by side, the runs of a system, such as seeds, pooled."""
     opened = {name: [open_run(folder) for folder in folders] for name, folders in systems.items()}
-    return one_kind(opened).compare(opened, baseline)
+    with reading(folder for folders in systems.values() for folder in folders):
+        return one_kind(opened).compare(opened, baseline)
 
 
 def _conclude(display: Display, rows: Rows, written: Sequence[Path], after: str) -> None:

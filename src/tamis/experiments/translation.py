@@ -43,7 +43,7 @@ from tamis.experiments.base import (
     density_record,
 )
 from tamis.experiments.folder import RunFolder
-from tamis.files import replacing
+from tamis.files import digest_of, replacing
 from tamis.models.config import ModelConfig
 from tamis.models.pretrained import WEIGHTS, PretrainedModel
 from tamis.models.seq2seq import Seq2Seq, Seq2SeqConfig
@@ -176,6 +176,7 @@ class Translation(Experiment):
             result["alignment"] = report.to_dict()
         with replacing(run.hypotheses) as file:
             file.write("".join(f"{line}\n" for line in found).encode())
+        result["hypotheses"] = digest_of(run.hypotheses)
         return result
 
     def scores(self, evaluation: dict[str, Any]) -> Rows:
@@ -306,14 +307,14 @@ def _aligned(loaded: Translator, gold: Sequence[GoldPair]) -> AlignmentReport:
 def _hypotheses(run: RunFolder, pairs: Sequence[Pair]) -> list[str]:
     """What an evaluation wrote, if it was of the present model and test set."""
     evaluation = run.evaluated()
-    if not run.hypotheses.is_file() or evaluation.get("scored") != _scored(run, pairs):
+    if evaluation.get("scored") != _scored(run, pairs):
         raise ValueError(f"{run} was evaluated with another model or test set: run `tamis evaluate {run}` again")
+    if not run.hypotheses.is_file() or evaluation.get("hypotheses") not in (None, digest_of(run.hypotheses)):
+        raise ValueError(f"{run.hypotheses} is missing, or not as it was written: run `tamis evaluate {run}` again")
     return run.hypotheses.read_bytes().decode().split("\n")[:-1]
 
 
 def _scored(run: RunFolder, pairs: Sequence[Pair]) -> dict[str, str]:
     """What an evaluation depends on, by checksum."""
-    with (run.model / WEIGHTS).open("rb") as file:
-        model = hashlib.file_digest(file, "sha256").hexdigest()
     text = "".join(f"{pair.source}\n{pair.target}\n" for pair in pairs)
-    return {"model": model, "test": hashlib.sha256(text.encode()).hexdigest()}
+    return {"model": digest_of(run.standing_model() / WEIGHTS), "test": hashlib.sha256(text.encode()).hexdigest()}

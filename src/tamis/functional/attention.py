@@ -9,10 +9,12 @@ from torch import Tensor
 
 from tamis.attention.call import Options, Window, check_call
 from tamis.attention.dense import dense_scores, dense_weights
-from tamis.attention.rules import Activation, Entmax, Rule, Softmax, bind
+from tamis.attention.rules import Activation, BlockRule, Entmax, Rule, Softmax, bind
 from tamis.attention.statistics import SparseWeights, Statistics
 from tamis.functional.backends import BackendChoice, choose, explain
 from tamis.functional.sharding import active, refuse_shards
+from tamis.transforms.dispatch import is_mapped
+from tamis.transforms.parameters import switch
 
 _ENTMAX15 = Entmax(1.5)
 
@@ -168,7 +170,7 @@ def relu_attention(
         is_causal,
         scale,
         enable_gqa,
-        rule=Activation(activation, bias, divide_by_count),
+        rule=Activation(activation, bias, switch("divide_by_count", divide_by_count)),
         generator=generator,
         backend=backend,
         alibi_slopes=alibi_slopes,
@@ -288,10 +290,11 @@ def sparse_attention_weights(
     No L x L array is ever in memory, unless the rule knows no other way.
     """
     refuse_shards("sparse_attention_weights")
-    if any(torch._C._functorch.is_batchedtensor(x) for x in (query, key)):
-        raise ValueError("sparse_attention_weights has no fixed size, so vmap cannot stack it; pass the whole batch")
     call = check_call(query, key, value, attn_mask, 0.0, is_causal, scale, enable_gqa, **options)
     bound = bind(rule, call)
+    (q, k, _, *others), own = call.tensors(), bound.parameters() if isinstance(bound, BlockRule) else ()
+    if any(x is not None and is_mapped(x) for x in (q, k, *others, *own)):
+        raise ValueError("sparse_attention_weights has no fixed size, so vmap cannot stack it; pass the whole batch")
     return choose("sparse_weights", call, bound, backend).sparse_weights(call, bound)
 
 

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from tamis.functional.rows import chosen, exponent, prepare, restore
 from tamis.kernels.rows import ops as rows
+from tamis.settings import shown
 from tamis.transforms.entmax import entmax_weights, limited
 from tamis.transforms.parameters import row_parameter
 from tamis.transforms.relatives import budgetmax_weights, normmax_weights
@@ -112,6 +113,6 @@ def budgetmax(input: Tensor, budget: float | Tensor = 2.0, dim: int = -1, *, mas
     """
     z, dim = prepare(input, dim, mask)
     if not isinstance(budget, Tensor) and z.shape[-1] and isinstance(budget, int | float) and budget > z.shape[-1]:
-        raise ValueError(f"budget must be at most the size of dim {dim}, {z.shape[-1]}, got {budget}")
+        raise ValueError(f"budget must be at most the size of dim {dim}, {z.shape[-1]}, got {shown(budget)}")
     checked = row_parameter("budget", budget, 0.0, input.shape, input.dtype, dim, inclusive=True)
     return restore(budgetmax_weights(z, checked), input, dim)

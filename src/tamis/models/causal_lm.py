@@ -10,12 +10,12 @@ from torch import Tensor, nn
 
 from tamis.mechanisms.registry import read_mechanism
 from tamis.models.blocks import build_layer, build_output, initialise, positions_of
-from tamis.models.config import ModelConfig
+from tamis.models.config import MOST_LAYERS, ModelConfig
 from tamis.models.pretrained import PretrainedModel
 from tamis.nn.cache import ModelCache
 from tamis.nn.layers import make_norm
 from tamis.positions import position_rows
-from tamis.settings import Config, Spec, at_least, numbers, readable
+from tamis.settings import Spec, at_least, numbers, readable
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,20 +39,23 @@ class CausalLMConfig(ModelConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        at_least(self, 0, "num_layers")
+        at_least(self, 0, "num_layers", largest=MOST_LAYERS)
         numbers(self, "embedding_scale", above=0.0)
         readable(self, read_mechanism, "mechanism")
+
+    @property
+    def depth(self) -> tuple[int, int]:
+        return self.num_layers, self.num_layers
 
 
 class CausalLM(PretrainedModel):
     """Tokens (B, L) to the logits of those that follow, (B, L, vocab_size)."""
 
-    config_class: ClassVar[type[Config]] = CausalLMConfig
+    config_class: ClassVar[type[ModelConfig]] = CausalLMConfig
     config: CausalLMConfig
 
     def __init__(self, config: CausalLMConfig) -> None:
-        super().__init__()
-        self.config = config
+        super().__init__(config)
         self.embedding = nn.Embedding(config.vocab_size, config.embed_dim)
         self.position = config.build_position()
         self.layers = nn.ModuleList(

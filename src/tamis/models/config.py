@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 from typing import Any
 
+import torch
+
 from tamis.positions import Position, build_position
 from tamis.positions.registry import read_position
 from tamis.settings import (
@@ -12,6 +14,7 @@ from tamis.settings import (
     Spec,
     at_least,
     booleans,
+    check_memory,
     describe_spec,
     numbers,
     optional_at_least,
@@ -21,6 +24,8 @@ from tamis.settings import (
     strings,
 )
 
+MOST_LAYERS = 4096
+"""Each is a module of its own, and takes 5 ms to build; nobody has trained a model of half as many."""
 OF_POSITIONS = {"rope": ("base", "rope_base"), "learned": ("max_length", "max_length")}
 """Settings of positions that have a field of the config beside them, which names alone are built with."""
 
@@ -77,6 +82,29 @@ class ModelConfig(Config):
         optional_numbers(self, "initial_spread", "norm_eps", above=0.0)
         readable(self, read_position, "position")
         self._positions()
+
+    @property
+    def depth(self) -> tuple[int, int]:
+        """How many attentions and how many feed-forward networks all layers have."""
+        raise NotImplementedError
+
+    def num_weights(self) -> int:
+        """About how many there are: of embeddings, attention and feed-forward networks."""
+        attentions, networks = self.depth
+        head_dim = self.head_dim or self.embed_dim // self.num_heads
+        of_attention = 2 * self.embed_dim * head_dim * (self.num_heads + (self.num_kv_heads or self.num_heads))
+        of_network = self.embed_dim * self.ffn_dim * (3 if self.activation.endswith("glu") else 2)
+        return self.embedded() * self.embed_dim + attentions * of_attention + networks * of_network
+
+    def embedded(self) -> int:
+        """Rows of the embeddings, of learned positions and of an output layer of its own."""
+        return self.vocab_size * (1 if self.tie_embeddings else 2) + (self.position_limit() or 0)
+
+    def check_memory(self) -> None:
+        """Raise if the weights alone take more memory than is free where models are built."""
+        device, size = torch.get_default_device(), torch.get_default_dtype().itemsize
+        what = f"a model of about {self.num_weights():,} weights"
+        check_memory(self.num_weights() * size, device, what, "the sizes under [model]")
 
     def build_position(self) -> Position:
         """The position encoding of one stack of layers."""

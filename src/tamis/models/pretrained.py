@@ -11,8 +11,8 @@ from torch import nn
 from tamis import plugins
 from tamis.files import check_sealed, seal
 from tamis.mechanisms.registry import MECHANISMS
+from tamis.models.config import ModelConfig
 from tamis.positions.registry import POSITIONS
-from tamis.settings import Config
 
 CONFIG = "config.json"
 WEIGHTS = "model.safetensors"
@@ -21,8 +21,13 @@ WEIGHTS = "model.safetensors"
 class PretrainedModel(nn.Module):
     """A model that is a config and weights, both kept in a folder."""
 
-    config_class: ClassVar[type[Config]]
-    config: Config
+    config_class: ClassVar[type[ModelConfig]]
+    config: ModelConfig
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        config.check_memory()
+        self.config = config
 
     def save_pretrained(self, folder: str | Path) -> None:
         """Write config.json and model.safetensors, and their checksums.  Tied weights are written once."""
@@ -62,7 +67,7 @@ class PretrainedModel(nn.Module):
         return model
 
     @classmethod
-    def _read_config(cls, path: Path) -> Config:
+    def _read_config(cls, path: Path) -> ModelConfig:
         try:
             values = json.loads(path.read_text(encoding="utf-8"))
         except (ValueError, RecursionError) as error:

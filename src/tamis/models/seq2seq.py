@@ -11,11 +11,11 @@ from torch import Tensor, nn
 
 from tamis.mechanisms.registry import read_mechanism
 from tamis.models.blocks import build_layer, build_output, initialise, positions_of
-from tamis.models.config import ModelConfig
+from tamis.models.config import MOST_LAYERS, ModelConfig
 from tamis.models.pretrained import PretrainedModel
 from tamis.nn.cache import ModelCache
 from tamis.nn.layers import make_norm
-from tamis.settings import Config, Spec, at_least, optional_at_least, readable
+from tamis.settings import Spec, at_least, optional_at_least, readable
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,20 +47,27 @@ class Seq2SeqConfig(ModelConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        at_least(self, 0, "encoder_layers", "decoder_layers", "pad_id")
+        at_least(self, 0, "encoder_layers", "decoder_layers", largest=MOST_LAYERS)
+        at_least(self, 0, "pad_id")
         optional_at_least(self, 1, "source_vocab_size")
         readable(self, read_mechanism, "encoder_mechanism", "decoder_mechanism", "cross_mechanism")
+
+    @property
+    def depth(self) -> tuple[int, int]:
+        return self.encoder_layers + 2 * self.decoder_layers, self.encoder_layers + self.decoder_layers
+
+    def embedded(self) -> int:
+        return super().embedded() + (self.source_vocab_size or 0)
 
 
 class Seq2Seq(PretrainedModel):
     """Tokens of a source (B, Ls) and of a target (B, Lt) to logits (B, Lt, vocab_size)."""
 
-    config_class: ClassVar[type[Config]] = Seq2SeqConfig
+    config_class: ClassVar[type[ModelConfig]] = Seq2SeqConfig
     config: Seq2SeqConfig
 
     def __init__(self, config: Seq2SeqConfig) -> None:
-        super().__init__()
-        self.config = config
+        super().__init__(config)
         self.embedding = nn.Embedding(config.vocab_size, config.embed_dim)
         own_source = config.source_vocab_size is not None
         self.source_embedding = nn.Embedding(config.source_vocab_size or 0, config.embed_dim) if own_source else None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from statistics import fmean
@@ -10,13 +9,14 @@ from typing import Any
 
 from tamis.evaluation.dispersion import DISPERSION, heads_with
 from tamis.evaluation.lengths import LengthScore, Scores, percents
+from tamis.files import read_signed
 from tamis.report.drawing import COLOURS, check_figure, save, thousands
 
 
 def plot_dispersion(folders: Sequence[Path], output: Path) -> None:
     """Draw what `write_dispersion` wrote, one colour for each mechanism and kind of positions."""
     found: dict[str, list[Any]] = {}
-    results = [json.loads((folder / DISPERSION).read_text(encoding="utf-8")) for folder in folders]
+    results = [read_signed(folder / DISPERSION)[0] for folder in folders]
     if len(kinds := sorted({result["kind"] for result in results})) > 1:
         raise ValueError(f"one picture shows runs on the same kind of text, got {' and '.join(kinds)}")
     for result in results:

@@ -11,7 +11,6 @@ before it.  Nothing is unpickled.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import shutil
 from collections.abc import Iterable, Iterator, Sequence
@@ -22,7 +21,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from tamis.files import flush, flush_folder, seal
+from tamis.files import DIGEST, digest, digest_of, flush, flush_folder, seal
 
 STATE = "state.json"
 PREFIX = "step-"
@@ -65,7 +64,7 @@ class Checkpoints:
         seal(draft)  # a checkpoint is a model folder too
         files = {path.name: _fingerprint(path) for path in sorted(draft.iterdir())}
         content = {"format": FORMAT, "step": step, **state, "files": files}
-        (draft / STATE).write_text(json.dumps({**content, "sha256": _digest(content)}, indent=1) + "\n")
+        (draft / STATE).write_text(json.dumps({**content, DIGEST: digest(content)}, indent=1) + "\n")
         for path in draft.iterdir():
             with path.open("rb+") as file:
                 flush(file)
@@ -95,22 +94,27 @@ class Checkpoints:
 
     def verify(self, step: int) -> dict[str, Any]:
         """The state of a checkpoint whose files are all as they were written."""
-        folder = self.path(step)
-        try:
-            content = json.loads((folder / STATE).read_text())
-            digest, files = content.pop("sha256"), content["files"]
-        except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-            raise CheckpointError(f"{folder / STATE} cannot be read: {error}") from error
-        if digest != _digest(content):
-            raise CheckpointError(f"{folder / STATE} is not what was written: its checksum differs")
-        if content["format"] != FORMAT:
-            raise CheckpointError(f"{folder} has format {content['format']}; this version reads {FORMAT}")
-        for name, written in files.items():
+        content, folder = self.state(step), self.path(step)
+        for name, written in content["files"].items():
             path = folder / name
             if not path.is_file():
                 raise CheckpointError(f"{path} is missing")
             if _fingerprint(path) != written:
                 raise CheckpointError(f"{path} is not what was written: its size or checksum differs")
+        return content
+
+    def state(self, step: int) -> dict[str, Any]:
+        """The plain values of a checkpoint, whose other files may be damaged."""
+        folder = self.path(step)
+        try:
+            content = json.loads((folder / STATE).read_text())
+            written = content.pop(DIGEST)
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+            raise CheckpointError(f"{folder / STATE} cannot be read: {error}") from error
+        if written != digest(content):
+            raise CheckpointError(f"{folder / STATE} is not what was written: its checksum differs")
+        if content["format"] != FORMAT:
+            raise CheckpointError(f"{folder} has format {content['format']}; this version reads {FORMAT}")
         return content
 
     def load(self, step: int, table: str) -> dict[str, Tensor]:
@@ -154,9 +158,4 @@ def average(paths: Sequence[Path]) -> dict[str, Tensor]:
 
 
 def _fingerprint(path: Path) -> dict[str, Any]:
-    with path.open("rb") as file:
-        return {"size": path.stat().st_size, "sha256": hashlib.file_digest(file, "sha256").hexdigest()}
-
-
-def _digest(content: dict[str, Any]) -> str:
-    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+    return {"size": path.stat().st_size, "sha256": digest_of(path)}

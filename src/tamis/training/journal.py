@@ -36,7 +36,7 @@ class Journal:
     def __init__(self, path: Path, step: int) -> None:
         self.path = path
         before = path.read_bytes() if path.exists() else b""
-        kept = b"".join(line + b"\n" for line in before.split(b"\n") if _step_of(line) <= step)
+        kept = _until(before, step)
         if kept != before:
             with replacing(path) as file:
                 file.write(kept)
@@ -56,6 +56,16 @@ class Journal:
 
     def close(self) -> None:
         self._file.close()
+
+
+def is_as_written(path: Path, step: int, digest: str) -> bool:
+    """Whether the lines up to a step are those whose digest the checkpoint of that step took down."""
+    return hashlib.sha256(_until(path.read_bytes(), step)).hexdigest() == digest
+
+
+def _until(lines: bytes, step: int) -> bytes:
+    """Those up to a step, without what a killed process left unfinished."""
+    return b"".join(line + b"\n" for line in lines.split(b"\n") if _step_of(line) <= step)
 
 
 def read_journal(path: Path) -> list[Record]:

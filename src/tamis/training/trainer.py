@@ -318,6 +318,7 @@ class Trainer:
         self.process.wait()
         if self.process.leads:
             self.checkpoints.remove(step for step in self.checkpoints.steps() if step > number)
+            self._prune()  # a process that was killed before it could has left more
         self._noted = found.get("journal")
         if self._done():
             limit = "steps" if number >= self.config.steps else "patience"

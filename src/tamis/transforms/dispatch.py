@@ -22,10 +22,26 @@ def is_batched(x: Tensor) -> bool:
     return not torch.compiler.is_compiling() and torch._C._functorch.is_legacy_batchedtensor(x)
 
 
+def is_mapped(x: Tensor) -> bool:
+    """Whether `torch.vmap` has this tensor stand for many, within other transforms or not."""
+    if torch.compiler.is_compiling():
+        return False
+    while torch._C._functorch.is_functorch_wrapped_tensor(x):
+        if torch._C._functorch.is_batchedtensor(x):
+            return True
+        x = torch._C._functorch.get_unwrapped(x)
+    return False
+
+
+def differentiating_forward() -> bool:
+    """Whether forward-mode derivatives are taken, by `torch.func.jvp` for example."""
+    return not torch.compiler.is_compiling() and forward_ad._current_level >= 0
+
+
 def transforming() -> str | None:
     """Who differentiates in a way that no kernel has, or None."""
     if torch.compiler.is_compiling():
         return None
-    if torch._C._functorch.peek_interpreter_stack() is None and forward_ad._current_level < 0:
+    if torch._C._functorch.peek_interpreter_stack() is None and not differentiating_forward():
         return None
     return "torch.func transforms and forward-mode derivatives need the plain operations"

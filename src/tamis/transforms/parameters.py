@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from tamis.settings import shown
 from tamis.transforms.solver import compute_dtype
 
 
@@ -70,11 +71,6 @@ def switch(name: str, value: Any) -> bool:
     if not isinstance(value, bool | torch.SymBool):
         raise TypeError(f"{name} must be True or False, got {value!r}")
     return value  # type: ignore[return-value]
-
-
-def shown(value: Any) -> str:
-    """A number for a message; whole numbers of hundreds of digits in short."""
-    return f"about 2**{value.bit_length()}" if isinstance(value, int) and value.bit_length() > 64 else str(value)
 
 
 def _tensor_parameter(

@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from tamis.settings import choose
+from tamis.settings import check_memory, choose
 
 SPLITS = {"train": (0, 1), "valid": (2,), "test": (3,)}
 """Which quarters of all sources, told apart by a hash, from the first to the last belong to which split."""
@@ -83,6 +83,7 @@ class SequenceTask(ABC):
         wanted = SPLITS[choose("split", split, SPLITS)]
         found: list[tuple[Tensor, Tensor]] = []
         total = 0
+        check_memory(16 * count * length, generator.device, f"{count:,} rows of length {length:,}", "either of them")
         enough = 4 * count // len(wanted) + 4 * math.isqrt(count)  # as a rule, so that there is one draw
         for _ in range(ROUNDS):
             source, target = self.pairs(enough, length, generator)
