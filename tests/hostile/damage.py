@@ -1,7 +1,7 @@
 """Every file that a run writes is damaged, and then read by every command: noticed, or the same result.
 
-Results that are meant to be read and edited by people carry no checksums: of those in `PLAIN` a digit that became
-another digit cannot be noticed.  There a clear end is all that is asked for.
+Recipes and what else people write carry no checksums: in those of `PLAIN` a digit that became another digit cannot be
+noticed.  There a clear end is all that is asked for.
 """
 
 from __future__ import annotations
@@ -20,10 +20,6 @@ from hostile.worlds import KINDS, contents, copied, world_of
 PLAIN = (
     "recipe.toml",
     "run/config.toml",
-    "run/metrics.jsonl",
-    "run/evaluation.json",
-    "run/analysis.json",
-    "run/test.hypotheses.txt",
     "run/model/README.md",
     "run/export-hf/*",
 )
