@@ -15,6 +15,7 @@ import os
 import platform
 import random
 import shutil
+import signal
 import sys
 import tempfile
 from pathlib import Path
@@ -74,6 +75,7 @@ def main() -> int:
     if unknown := set(wanted.parts) - {part.name for part in PARTS}:
         parser.error(f"there is no part {', '.join(sorted(unknown))}")
     torch.set_num_threads(1)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # what is mounted and written goes even then
     warm_up()
     gc.freeze()  # children share what they do not touch
     memory = Path("/dev/shm")  # where fsync takes no time

@@ -58,7 +58,7 @@ def compare(what: str, got: Tensor, want: Tensor, error: float, size: float | No
 
 class Calls(Part):
     name = "calls"
-    share = 3.0
+    share = 4.0
 
     def trial(self, chance: random.Random, folder: Path, counts: Counter[str]) -> None:
         seed = chance.randrange(2**31)

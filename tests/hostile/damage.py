@@ -75,7 +75,7 @@ class Found:
 
 class Damage(Part):
     name = "damage"
-    share = 3.0
+    share = 2.0
 
     def __init__(self, place: Path) -> None:
         super().__init__(place)

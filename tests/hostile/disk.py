@@ -51,7 +51,7 @@ def used(folder: Path) -> int:
 
 class Disk(Part):
     name = "disk"
-    share = 2.0
+    share = 1.5
 
     def begin(self) -> None:
         self.ways = [self.failing, self.limited, self.clock]
