@@ -12,7 +12,6 @@ import gc
 import io
 import json
 import os
-import platform
 import random
 import shutil
 import signal
@@ -39,6 +38,7 @@ from hostile.kill import Kill
 from hostile.recipes import Recipes
 from hostile.text import Text
 from hostile.worlds import KINDS, world_of
+from tamis.bench.timing import machine
 
 PARTS: tuple[type[Part], ...] = (Kill, Damage, Recipes, Commands, Calls, Disk, Company, Text)
 
@@ -108,10 +108,8 @@ def _run(parts: list[Part], wanted: argparse.Namespace) -> int:
 
 def _write(run: Run, wanted: argparse.Namespace) -> None:
     if wanted.output is not None:
-        machine = {"machine": platform.processor() or platform.machine(), "python": platform.python_version()}
-        versions = {"torch": torch.__version__, "tamis": tamis.__version__}
-        found = {"minutes": wanted.minutes, **machine, **versions, **run.to_dict()}
-        wanted.output.write_text(json.dumps(found, indent=1) + "\n")
+        found = {"benchmark": "hostile", "machine": machine(), "tamis": tamis.__version__, "minutes": wanted.minutes}
+        wanted.output.write_text(json.dumps(found | run.to_dict(), indent=1) + "\n")
 
 
 def _found(part: Part, seed: int) -> bool:

@@ -24,7 +24,7 @@ def hostile(*arguments: str) -> subprocess.CompletedProcess:
 
 
 def test_a_little_of_everything():
-    found = hostile("--minutes", "0.1", "--seed", "38")
+    found = hostile("--minutes", "0.25", "--seed", "38")
     assert found.returncode == 0, found.stdout + found.stderr
     for name in FAULTS:
         assert re.search(rf"^{name} +\d+ trials .* 0 failed", found.stdout, re.MULTILINE), found.stdout
