@@ -27,6 +27,7 @@ import tamis
 import tamis.decoding
 import tamis.exchange.export
 import tamis.experiments
+import tamis.hf.models
 from hostile.calls import Calls
 from hostile.commands import Commands
 from hostile.company import Company
