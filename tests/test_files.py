@@ -98,12 +98,16 @@ def test_signed_tables_come_back_and_every_changed_byte_is_noticed(tmp_path):
     content = path.read_bytes()
     for place in range(len(content)):
         path.write_bytes(content[:place] + bytes([content[place] ^ 1]) + content[place + 1 :])
-        try:
-            found, signed = files.read_signed(path)
-        except ValueError as error:
-            assert str(path) in str(error)
-        else:  # the name of the digest itself, or white space
-            assert not signed or found == plain
+        found = outcome(path)
+        # Passed over are white space, and the name of the digest itself.
+        assert str(path) in found or found == str((plain, True)) or found.endswith("False)")
+
+
+def outcome(path: Path) -> str:
+    try:
+        return str(files.read_signed(path))
+    except ValueError as error:
+        return str(error)
 
 
 @pytest.mark.parametrize("content", ["", "{", "[]", "3", "null", "[" * 100_000])

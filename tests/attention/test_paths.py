@@ -116,7 +116,7 @@ def test_torch_func_takes_the_dense_path_to_the_same_result(name: str, case: str
 
 
 @pytest.mark.parametrize("grad", [False, True])
-@pytest.mark.parametrize("name", ["entmax", "sigmoid"])
+@pytest.mark.parametrize("name", ["entmax", "softmax", "sigmoid"])
 def test_forward_mode_takes_the_dense_path_too(name: str, grad: bool) -> None:
     query, key, value = Case().inputs()
     tangent = randn(*query.shape, seed=9)

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from tamis.data.grammar import generate
-from tamis.data.prepare import DataConfig, VocabularyConfig, prepare
+from tamis.data.prepare import DataConfig, TextConfig, VocabularyConfig, prepare, prepare_text
 from tamis.data.vocabulary import Vocabulary
 
 SMALL = VocabularyConfig(size=150, kind="bpe")
@@ -157,3 +157,33 @@ def test_a_corpus_of_other_vocabularies_does_not_open(data: DataConfig, tmp_path
     prepare(data, VocabularyConfig(size=140, kind="bpe"), tmp_path / "data", silent)
     with pytest.raises(ValueError, match="encoded with other vocabularies"):
         prepared.corpus("train")
+
+
+def test_texts_that_cannot_be_read_are_told_with_the_reason(data: DataConfig, tmp_path: Path):
+    for name in ("train.a", "train.b"):
+        (tmp_path / name).write_bytes(b"\xff\xfe\n" * 7)
+    with pytest.raises(ValueError, match=r"train\.a.* can be read: 7 times source: invalid UTF-8, in line 1 first"):
+        prepare(data, SMALL, tmp_path / "data", silent)
+
+
+def test_documents_that_cannot_be_read_are_told_with_the_reason(tmp_path: Path):
+    (tmp_path / "rows.jsonl").write_text('{"body": "x"}\nnot JSON\nnor this\n')
+    text = TextConfig(train=str(tmp_path / "rows.jsonl"), valid="grammar:valid:10", length=40)
+    reasons = r"rows\.jsonl: no text under 'text', in line 1 first; 2 times .*rows\.jsonl: not JSON, in line 2 first"
+    with pytest.raises(ValueError, match=f"rows.jsonl can be read: 1 times .*{reasons}"):
+        prepare_text(text, SMALL, tmp_path / "data", silent)
+    (tmp_path / "empty.txt").write_bytes(b"")
+    with pytest.raises(ValueError, match=r"empty\.txt can be read: it is empty"):
+        prepare_text(dataclasses.replace(text, train=str(tmp_path / "empty.txt")), SMALL, tmp_path / "data", silent)
+
+
+@pytest.mark.parametrize("change", [{"train": ["/dev/zero", "/dev/zero"]}, {"model": "/dev/zero"}])
+def test_what_has_no_end_is_refused(data: DataConfig, tmp_path: Path, change):
+    named = VocabularyConfig(**change) if "model" in change else SMALL
+    with pytest.raises(ValueError, match="/dev/zero is a device, not a file"):
+        prepare(data if "model" in change else dataclasses.replace(data, **change), named, tmp_path / "data", silent)
+
+
+def test_a_vocabulary_has_a_largest_size():
+    with pytest.raises(ValueError, match="size must be an int of at most 16777216, got 2000000000"):
+        VocabularyConfig(size=2_000_000_000)

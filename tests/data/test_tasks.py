@@ -251,3 +251,11 @@ def test_on_a_gpu(name):
         assert tokens[n:-1] == ORACLES[name](task, tokens[1 : n - 1])
     source = drawn.tokens[:, 1 : n - 1]
     assert torch.equal(quarters(source).cpu(), quarters(source.cpu()))
+
+
+def test_more_sequences_than_fit_are_refused(monkeypatch):
+    monkeypatch.setattr("tamis.settings.free_bytes", lambda device: 10**9)
+    with pytest.raises(
+        ValueError, match=r"2,000,000,000 rows of length 64 would take 2,048.0 GB of memory, and 1.0 GB are free"
+    ):
+        build_task("copy").generate(2_000_000_000, 64, stream(0))

@@ -1,5 +1,6 @@
 """SentencePiece vocabularies: reproducible, with all specials, and with spans in the text as it was given."""
 
+import gzip
 import logging
 import lzma
 import random
@@ -310,3 +311,16 @@ def test_a_model_without_any_specials(tmp_path):
     assert len(vocabulary) == 63
     assert vocabulary.pieces([60, 61, 62]) == ["<pad>", "<s>", "</s>"]
     assert vocabulary.decode([61, *vocabulary.encode("the dog"), 62, 60]) == "the dog"
+
+
+def test_a_file_too_large_for_a_vocabulary_is_not_read_whole(tmp_path, monkeypatch):
+    monkeypatch.setattr("tamis.data.vocabulary.LARGEST", 1 << 20)
+    with gzip.open(tmp_path / "x.model.gz", "wb") as file:  # a few kilobytes that become more
+        file.write(bytes((1 << 20) + 1))
+    with pytest.raises(ValueError, match=r"x\.model\.gz is no vocabulary: it holds more than 1 MB"):
+        Vocabulary.load(tmp_path / "x.model.gz")
+
+
+def test_words_beyond_what_can_be_learned_are_the_reason():
+    with pytest.raises(ValueError, match="no text: not a line without a word of over 65,535 characters"):
+        Vocabulary.train(["x" * 70_000], 20)

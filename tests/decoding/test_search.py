@@ -336,6 +336,8 @@ def test_a_search_that_does_not_fit_is_refused(monkeypatch: pytest.MonkeyPatch, 
     monkeypatch.setattr("tamis.settings.free_bytes", lambda device: 1 << 30)
     monkeypatch.setattr("tamis.settings.SMALL", 0)
     settings = DecodingConfig(method=method, beam=2000, n_best=2000, max_length=10**6, max_extra=10**6)
-    expected = "2,000 hypotheses of 2 sentences of up to 1,000,000 tokens would take 64.* GB of memory, and 1.1 GB are free"
+    expected = (
+        "2,000 hypotheses of 2 sentences of up to 1,000,000 tokens would take 64.* GB of memory, and 1.1 GB are free"
+    )
     with pytest.raises(ValueError, match=expected):
         (beam_search if method == "beam" else sample)(tiny(), sources([3, 3]), config=settings, **IDS)

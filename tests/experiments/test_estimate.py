@@ -6,6 +6,7 @@ import torch
 from experiments.listening import Heard
 from tamis.experiments import estimate
 from tamis.experiments.estimate import activation_bytes, describe_cost, fixed_bytes, largest_part
+from tamis.training import TrainingError
 from training import tiny
 
 
@@ -45,11 +46,15 @@ def test_the_run_is_what_it_would_have_been(data, tmp_path):
 def test_too_little_memory_is_said_with_the_setting_to_lower(data, tmp_path, monkeypatch):
     trainer = tiny.trainer(data, tmp_path)
     trainer.display = heard = Heard()
-    monkeypatch.setattr(estimate, "free_bytes", lambda device: 1000)
+    free = estimate.fixed_bytes(trainer) - estimate.held_bytes(trainer)
+    monkeypatch.setattr(estimate, "free_bytes", lambda device: free)
     describe_cost(trainer)
     assert "for weights, gradients and optimiser" in heard.lines[0]
     assert "source and" in heard.lines[0]
-    assert "more than the 1 kB that are free: lower training.device_tokens, now all of an update" in heard.lines[1]
+    told = (
+        f"more than the {estimate.shown_bytes(free)} that are free: lower training.device_tokens, now all of an update"
+    )
+    assert told in heard.lines[1]
     monkeypatch.setattr(estimate, "free_bytes", lambda device: None)
     describe_cost(trainer)
     assert len(heard.lines) == 3
@@ -58,3 +63,17 @@ def test_too_little_memory_is_said_with_the_setting_to_lower(data, tmp_path, mon
 def test_what_is_free_is_known_here():
     free = estimate.free_bytes(torch.device("cpu"))
     assert free is None or free > 0
+
+
+def test_what_training_surely_takes_is_refused_where_it_is_not(data, tmp_path, monkeypatch):
+    trainer = tiny.trainer(data, tmp_path, steps=2, checkpoint_every=2)
+    weights = sum(parameter.numel() * 4 for parameter in trainer.model.parameters())
+    assert estimate.fixed_bytes(trainer) - estimate.held_bytes(trainer) == 3 * weights
+    monkeypatch.setattr(estimate, "free_bytes", lambda device: 1000)
+    with pytest.raises(
+        TrainingError, match=r"gradients and optimiser take another .*, and 1 kB are free: lower the sizes"
+    ):
+        trainer.run(begin=lambda: describe_cost(trainer))
+    trainer.run()
+    held = estimate.held_bytes(trainer)
+    assert weights * 3 <= held <= weights * 3.1  # the optimiser's averages are there now, gradients come and go

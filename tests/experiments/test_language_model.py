@@ -17,7 +17,7 @@ from experiments.listening import QUIET, Heard
 from tamis.cli import app
 from tamis.data.vocabulary import Vocabulary
 from tamis.decoding import TextGenerator
-from tamis.experiments import LanguageModel, arms_of, evaluate, plot, prepare, read_recipe, train
+from tamis.experiments import LanguageModel, arms_of, evaluate, open_run, plot, prepare, read_recipe, train
 from tamis.models import CausalLM
 from tamis.training.journal import read_journal
 
@@ -110,7 +110,7 @@ def test_killed_and_called_again(place, run):
 def test_evaluation(run):
     heard = Heard()
     found = evaluate(run, "cpu", heard, {"passkey_depths": [0.5]})
-    assert json.loads((run / "evaluation.json").read_text()) == json.loads(json.dumps(found))
+    assert open_run(run).folder.evaluated() == json.loads(json.dumps(found))
     assert [(row["length"], row["mode"]) for row in found["perplexity"]] == [
         (160, "full"), (160, "sliding"), (320, "full"),
     ]  # fmt: skip

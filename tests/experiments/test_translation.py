@@ -17,7 +17,7 @@ from experiments.listening import QUIET, Heard
 from tamis.analysis import read_arrays, shown_sentences
 from tamis.cli import app
 from tamis.decoding import Translator
-from tamis.experiments import analyze, compare, evaluate, prepare, read_recipe, train, translation
+from tamis.experiments import analyze, compare, evaluate, open_run, prepare, read_recipe, train, translation
 from tamis.training import TrainingError
 from tamis.training.guards import alone_in
 from tamis.training.journal import read_journal
@@ -143,7 +143,7 @@ def _test_pairs(run):
 def test_analysis(runs):
     for arm, run in runs.items():
         found = analyze(run, device="cpu", display=QUIET, shown=4)
-        assert json.loads((run / "analysis.json").read_text()) == json.loads(json.dumps(found))
+        assert open_run(run).folder.analysed() == json.loads(json.dumps(found))
         sites = {"encoder.0.self", "decoder.0.self", "decoder.0.cross", "decoder.1.self", "decoder.1.cross"}
         assert set(found["sites"]) == set(found["importance"]["change"]) == sites
         assert len(found["tokens"]) == 4
@@ -192,6 +192,46 @@ def test_comparison(runs, tmp_path):
     shutil.copy(runs["softmax"] / "config.toml", tmp_path / "config.toml")
     with pytest.raises(FileNotFoundError, match="has not been evaluated"):
         compare({"a": [runs["softmax"]], "b": [tmp_path]})
+
+
+@pytest.fixture
+def copied(runs, tmp_path):
+    """A run that a test may damage."""
+    shutil.copytree(runs["entmax"], tmp_path / "copied")
+    return tmp_path / "copied"
+
+
+def test_changed_translations_are_not_compared(runs, copied):
+    lines = (copied / "test.hypotheses.txt").read_text().splitlines(keepends=True)
+    (copied / "test.hypotheses.txt").write_text("".join(lines[::-1]))
+    with pytest.raises(ValueError, match=r"test\.hypotheses\.txt is missing, or not as it was written"):
+        compare({"softmax": [runs["softmax"]], "changed": [copied]})
+    (copied / "evaluation.json").write_text((copied / "evaluation.json").read_text().replace("0.", "1.", 1))
+    with pytest.raises(ValueError, match=r"evaluation\.json is not as it was written"):
+        compare({"softmax": [runs["softmax"]], "changed": [copied]})
+
+
+def test_changed_records_are_not_drawn_and_stop_nothing_else(copied):
+    path = copied / "metrics.jsonl"
+    path.write_text(path.read_text().replace('"loss": ', '"loss": 1', 1))
+    with pytest.raises(ValueError, match=r"metrics\.jsonl is not as it was written up to step 40: remove it"):
+        analyze(copied, device="cpu", display=QUIET)
+    evaluate(copied, "cpu", display=QUIET)
+    assert "valid" not in (copied / "model" / "README.md").read_text().partition("## Scores")[2].partition("BLEU")[0]
+
+
+def test_what_stands_for_a_model_is_evaluated(copied):
+    """As if a process that exports it again had been killed between two steps."""
+    (copied / "model").rename(copied / ".model.before")
+    assert evaluate(copied, "cpu", display=QUIET)["scored"] == open_run(copied).folder.evaluated()["scored"]
+
+
+def test_leftovers_of_kills_go_with_the_next_run(place, copied):
+    for name in (".config.toml.7.partial", ".metrics.jsonl.8.partial", ".evaluation.json.9.partial"):
+        (copied / name).write_bytes(b"half")
+    (copied / "checkpoints" / ".unfinished-step-00000099").mkdir()
+    train(read_recipe(place / "tiny.toml", arms="entmax"), copied, "cpu", QUIET)
+    assert not [path for path in copied.rglob(".*") if path.name != ".lock"]
 
 
 def test_translating_from_the_command_line(runs):
@@ -258,7 +298,7 @@ def test_a_recipe_that_failed_does_not_claim_the_folder(place, tmp_path):
 def test_a_model_that_no_memory_holds(place, tmp_path):
     recipe = read_recipe(place / "tiny.toml", ["model.embed_dim=1000000000"], "softmax")
     with pytest.raises(
-        TrainingError, match=r"out of memory on the weights of the model: lower the sizes under \[model\]"
+        ValueError, match=r"a model of about [0-9,]+ weights would take .* lower the sizes under \[model\]"
     ):
         train(recipe, tmp_path / "run", "cpu", QUIET)
 

@@ -136,3 +136,40 @@ def test_embeddings_are_as_large_as_the_config_says():
     torch.testing.assert_close(scaled(tokens), 4.0 * model(tokens))
     with pytest.raises(ValueError, match=r"embedding_scale must be .* above 0"):
         replace(config, embedding_scale=0.0)
+
+
+@pytest.mark.parametrize("kind", [CausalLM, Seq2Seq])
+@pytest.mark.parametrize("layers", [4097, 10**5, 10**9, 10**400])
+def test_so_many_layers_are_refused(kind: type, layers: int):
+    build, names = (causal_lm, ["num_layers"]) if kind is CausalLM else (seq2seq, ["encoder_layers", "decoder_layers"])
+    for name in names:
+        with pytest.raises(ValueError, match=f"{name} must be an int of at most 4096"):
+            build(**{name: layers})
+
+
+SIZES = {"vocab_size": 2**31 - 1, "embed_dim": 2**30, "ffn_dim": 2**31 - 1, "head_dim": 2**30, "num_kv_heads": 2**30}
+
+
+@pytest.mark.parametrize("build", [causal_lm, seq2seq])
+@pytest.mark.parametrize("name", SIZES)
+def test_a_model_beyond_the_memory_is_refused(build: Callable[..., Any], name: str, monkeypatch: pytest.MonkeyPatch):
+    """Before anything is allocated: the system lends more than it has, and then ends the process."""
+    monkeypatch.setattr("tamis.settings.free_bytes", lambda device: 10**9)
+    with pytest.raises(
+        ValueError, match=r"a model of about [0-9,]+ weights would take .* of memory, and 1.0 GB are free"
+    ):
+        build(**{name: SIZES[name], "position": "none"})
+
+
+def test_learned_positions_count(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("tamis.settings.free_bytes", lambda device: 10**9)
+    with pytest.raises(ValueError, match="are free: lower the sizes under"):
+        causal_lm(position="learned", max_length=10**8)
+
+
+@pytest.mark.parametrize("build", [causal_lm, seq2seq])
+@pytest.mark.parametrize("settings", [{}, {"tie_embeddings": False, "activation": "swiglu", "num_kv_heads": 1}])
+def test_weights_are_counted_without_them(build: Callable[..., Any], settings: dict[str, Any]):
+    settings = {"vocab_size": 1000, "embed_dim": 64, "num_heads": 4, "ffn_dim": 256, "position": "learned", "bias": False, **settings}
+    model = build(**settings)
+    assert model.config.num_weights() == pytest.approx(model.num_parameters(), rel=0.02)

@@ -127,8 +127,9 @@ DAMAGES = {
     "cut": lambda content: content[: len(content) // 2],
     "empty": lambda content: b"",
     "zeros": lambda content: content[: len(content) // 2] + bytes(len(content) - len(content) // 2),
-    "flipped": lambda content: content[: len(content) // 3] + bytes([content[len(content) // 3] ^ 1])
-    + content[len(content) // 3 + 1 :],
+    "flipped": lambda content: (
+        content[: len(content) // 3] + bytes([content[len(content) // 3] ^ 1]) + content[len(content) // 3 + 1 :]
+    ),
     "list": lambda content: b"[]",
     "archive": lambda content: b"PK\x05\x06" + bytes(18),
 }
@@ -179,7 +180,9 @@ def test_a_damaged_result_of_before_is_named(folders, tmp_path, name, damage):
         assert str(tmp_path / "run" / name) in found.output
 
 
-@pytest.mark.parametrize("content", ["{}", '{"summary": 3, "sites": []}', '{"summary": {"all": {}}, "sites": {"x": null}}'])
+@pytest.mark.parametrize(
+    "content", ["{}", '{"summary": 3, "sites": []}', '{"summary": {"all": {}}, "sites": {"x": null}}']
+)
 def test_a_table_of_something_else_is_named(folders, tmp_path, content):
     for path in folders[1].iterdir():
         write_whole(tmp_path / "run" / path.name, path.read_bytes())

@@ -221,6 +221,18 @@ def test_what_is_newer_than_the_good_checkpoint_goes(data, tmp_path):
     assert trainer.checkpoints.steps() == [5, 10]
 
 
+def test_a_checkpoint_that_a_kill_left_over_goes_with_the_next_run(data, tmp_path):
+    """Killed after a checkpoint was written and before the one too many was removed, at the last step even."""
+    trainer = tiny.trainer(data, tmp_path, steps=20, checkpoint_every=5, keep=2)
+    prune, trainer._prune = trainer._prune, lambda: prune() if trainer.state.step < 20 else None
+    trainer.run()
+    before = trainer.checkpoints.steps()
+    assert before[-3:] == [10, 15, 20]
+    again = tiny.trainer(data, tmp_path, steps=20, checkpoint_every=5, keep=2)
+    again.run()
+    assert again.checkpoints.steps() == sorted({again.state.best_step, 15, 20})
+
+
 def test_a_torn_checkpoint_is_not_exported(data, tmp_path):
     trainer = tiny.trainer(data, tmp_path, steps=20, checkpoint_every=5, average=2)
     trainer.run()

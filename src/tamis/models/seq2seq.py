@@ -57,7 +57,7 @@ class Seq2SeqConfig(ModelConfig):
         return self.encoder_layers + 2 * self.decoder_layers, self.encoder_layers + self.decoder_layers
 
     def embedded(self) -> int:
-        return super().embedded() + (self.source_vocab_size or 0)
+        return super().embedded() + (self.source_vocab_size or 0) + (self.position_limit() or 0)
 
 
 class Seq2Seq(PretrainedModel):
