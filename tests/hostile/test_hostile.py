@@ -1,5 +1,6 @@
 """A short form of `make hostile`, and that what is found is told."""
 
+import json
 import os
 import random
 import re
@@ -81,3 +82,13 @@ def test_time_is_shared_and_nobody_is_left_out(tmp_path):
     assert {tally.trials for tally in run.tallies.values()} == {1}
     run.for_seconds(0.3)
     assert run.tallies["other"].seconds > run.tallies["dice"].seconds
+
+
+def test_the_counts_of_the_docs_are_those_of_the_last_long_run():
+    found = json.loads((TESTS.parent / "benchmarks/results/hostile-cpu.json").read_text())
+    page = (TESTS.parent / "docs/reliability.md").read_text()
+    assert f"--seed {found['seed']}" in page
+    for name, part in found["parts"].items():
+        counts = ", ".join(f"{number:,} {what}" for what, number in part["counts"].items())
+        failed = sum(failure["times"] for failure in part["failures"])
+        assert f"| {name} | {part['trials']:,} | {counts} | {failed} |" in page
