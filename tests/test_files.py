@@ -25,6 +25,20 @@ def test_a_full_disk_names_the_file_and_leaves_the_old_one(tmp_path, monkeypatch
     assert list(tmp_path.iterdir()) == [path]
 
 
+def test_only_files_are_replaced(tmp_path):
+    """Where root writes to /dev/null, everybody else goes on having it."""
+    pipe, folder = tmp_path / "pipe", tmp_path / "folder"
+    os.mkfifo(pipe)
+    folder.mkdir()
+    for path in (pipe, folder, Path("/dev/null")):
+        message = "is no file that another one could take the place of"
+        with pytest.raises(ValueError, match=message), files.replacing(path) as file:
+            file.write(b"new")
+    assert pipe.is_fifo()
+    assert folder.is_dir()
+    assert Path("/dev/null").is_char_device()
+
+
 # ---------------------------------------------------------------------------------------------------------------
 # What killed processes leave
 

@@ -79,6 +79,8 @@ def replacing(path: str | Path) -> Iterator[BinaryIO]:
     What a killed process left of it under another name goes.
     """
     path = Path(path)
+    if path.exists() and not path.is_file():  # such as /dev/null, which root would replace for everybody
+        raise ValueError(f"{path} is no file that another one could take the place of")
     path.parent.mkdir(parents=True, exist_ok=True)
     sweep(path.parent, path.name)
     partial = path.with_name(f".{path.name}.{os.getpid()}{PARTIAL}")

@@ -12,9 +12,9 @@ import gc
 import io
 import json
 import os
-import platform
 import random
 import shutil
+import signal
 import sys
 import tempfile
 from pathlib import Path
@@ -27,6 +27,7 @@ import tamis
 import tamis.decoding
 import tamis.exchange.export
 import tamis.experiments
+import tamis.hf.models
 from hostile.calls import Calls
 from hostile.commands import Commands
 from hostile.company import Company
@@ -38,6 +39,7 @@ from hostile.kill import Kill
 from hostile.recipes import Recipes
 from hostile.text import Text
 from hostile.worlds import KINDS, world_of
+from tamis.bench.timing import machine
 
 PARTS: tuple[type[Part], ...] = (Kill, Damage, Recipes, Commands, Calls, Disk, Company, Text)
 
@@ -74,6 +76,7 @@ def main() -> int:
     if unknown := set(wanted.parts) - {part.name for part in PARTS}:
         parser.error(f"there is no part {', '.join(sorted(unknown))}")
     torch.set_num_threads(1)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # what is mounted and written goes even then
     warm_up()
     gc.freeze()  # children share what they do not touch
     memory = Path("/dev/shm")  # where fsync takes no time
@@ -106,10 +109,8 @@ def _run(parts: list[Part], wanted: argparse.Namespace) -> int:
 
 def _write(run: Run, wanted: argparse.Namespace) -> None:
     if wanted.output is not None:
-        machine = {"machine": platform.processor() or platform.machine(), "python": platform.python_version()}
-        versions = {"torch": torch.__version__, "tamis": tamis.__version__}
-        found = {"minutes": wanted.minutes, **machine, **versions, **run.to_dict()}
-        wanted.output.write_text(json.dumps(found, indent=1) + "\n")
+        found = {"benchmark": "hostile", "machine": machine(), "tamis": tamis.__version__, "minutes": wanted.minutes}
+        wanted.output.write_text(json.dumps(found | run.to_dict(), indent=1) + "\n")
 
 
 def _found(part: Part, seed: int) -> bool:

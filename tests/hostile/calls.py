@@ -12,6 +12,7 @@ import random
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -58,7 +59,7 @@ def compare(what: str, got: Tensor, want: Tensor, error: float, size: float | No
 
 class Calls(Part):
     name = "calls"
-    share = 3.0
+    share = 4.0
 
     def trial(self, chance: random.Random, folder: Path, counts: Counter[str]) -> None:
         seed = chance.randrange(2**31)
@@ -176,6 +177,45 @@ def attention(chance: random.Random, done: Counter[str]) -> None:
                     compare(f"{what} d{name}", ours, exact, allowed(dtype, True), sizes.get(name))
             done["calls of attention"] += 1
             done["calls at an edge, without gradients"] += edge
+
+
+def named(chance: random.Random, done: Counter[str]) -> None:
+    """The functions that have a rule in their name, and the rules that no such function has."""
+    narrow = chance.choice(DTYPES)
+    drawn = drawn_call(chance, narrow)
+    query, key, value = (drawn.inputs[name] for name in ("query", "key", "value"))
+    structure = {name: option for name, option in drawn.given(drawn.inputs).items() if name != "rule"}
+    weighted = {"alpha": chance.choice((1.0, 1.3, 1.5, 2.0))}
+    activation = {"activation": chance.choice(("relu", "sigmoid", "gelu")), "bias": 0.25, "divide_by_count": True}
+    name, own = chance.choice(
+        (("entmax_attention", weighted), ("softmax_attention", {}), ("relu_attention", activation), ("softpick", {}))
+    )
+    if name == "softpick":
+        function, own_oracle = partial(tamis.attention, rule=tamis.Softpick()), None
+    else:
+        function, own_oracle = getattr(tamis, name), own or {"alpha": 1.0}
+    if own_oracle is None:
+        weights = softpick_oracle(drawn, structure)
+    else:
+        weights = oracle_weights(query, key, **structure, **own_oracle)
+    value_of_all = value.repeat_interleave(query.shape[1] // key.shape[1], 1)
+    given = {name: x.float() if name == "alibi_slopes" else x for name, x in structure.items()}
+    got = function(*(x.to(narrow) for x in (query, key, value)), **given, **own)
+    size = (weights.abs() @ value_of_all.abs()).norm().item()
+    # Relative to scores: what fp32 rounds there, exponentials turn into as much of their weights.
+    compare(f"{name} {narrow}", got, weights @ value_of_all, 10.0 * allowed(narrow), size)
+    done["calls of attention"] += 1
+
+
+def softpick_oracle(drawn: Drawn, structure: dict[str, Any]) -> Tensor:
+    """relu(e^x - 1) / sum |e^x - 1| over the keys that are seen."""
+    query, key = drawn.inputs["query"], drawn.inputs["key"]
+    rest = {name: option for name, option in structure.items() if name not in KNOWN_TO_RULES}
+    seen = visible_pairs((*query.shape[:3], key.shape[2]), **rest)
+    x = torch.where(seen, oracle_scores(query, key, seen, structure.get("scale"), **rest), 0.0)
+    top = x.amax(-1, keepdim=True).clamp(min=0.0)
+    raised = x.exp() - 1.0
+    return raised.clamp(min=0.0) / (raised.abs().sum(-1, keepdim=True) + tamis.Softpick().eps * top.exp())
 
 
 def summed(drawn: Drawn, options: dict[str, Any], probe: Tensor) -> dict[str, float]:
@@ -409,18 +449,14 @@ def losses(chance: random.Random, done: Counter[str]) -> None:
     z = scores_of(chance, dtype)
     generator = torch.Generator().manual_seed(chance.randrange(2**31))
     target = torch.randint(z.shape[1], (z.shape[0],), generator=generator)
-    weight = torch.rand(z.shape[1], generator=generator) + 0.1 if chance.random() < 0.3 else None
-    smoothing = chance.choice((0.0, 0.0, 0.1))
     alpha = chance.choice((1.1, 1.5, 2.0, chance.uniform(1.05, 2.3)))
     function = chance.choice(("entmax_loss", "sparsemax_loss", "normmax_loss"))
     alpha = 2.0 if function == "sparsemax_loss" else max(alpha, 1.3) if function == "normmax_loss" else alpha
     definition = normmax_definition if function == "normmax_loss" else entmax_definition
     hot = torch.nn.functional.one_hot(target, z.shape[1]).double()
-    if weight is not None or smoothing:  # which the definition knows nothing of
-        weight, smoothing = None, 0.0
     leaf = z.clone().requires_grad_()
     more = {} if function == "sparsemax_loss" else {"alpha": alpha}
-    got = getattr(tamis, function)(leaf, target, reduction="none", weight=weight, label_smoothing=smoothing, **more)
+    got = getattr(tamis, function)(leaf, target, reduction="none", **more)
     want = definition(z.double(), hot, alpha)
     what = f"{function} {alpha:.4g} {str(dtype).removeprefix('torch.')} {tuple(z.shape)}"
     compare(what, got, want, allowed(dtype), z.double().norm().item())
@@ -460,5 +496,5 @@ def distributions(chance: random.Random, done: Counter[str]) -> None:
 
 
 KINDS: Sequence[Callable[[random.Random, Counter[str]], None]] = (
-    attention, attention, attention, attention, weights, paged, rows, rows, losses, distributions,
+    attention, attention, attention, attention, named, weights, paged, rows, rows, losses, distributions,
 )  # fmt: skip

@@ -75,6 +75,7 @@ class Child:
         code = 70
         try:
             os.setsid()
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
             os.dup2(os.open(os.devnull if stdin is None else stdin, os.O_RDONLY), 0)
             os.dup2(self._out.fileno(), 1)
             os.dup2(self._err.fileno(), 2)

@@ -23,7 +23,7 @@ LONG = ("demo", "bench", "explore", "serve")
 
 class Commands(Part):
     name = "commands"
-    share = 1.0
+    share = 0.5
 
     def begin(self) -> None:
         import matplotlib.pyplot  # noqa: F401  # children have it then

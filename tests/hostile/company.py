@@ -65,7 +65,7 @@ def shared_world(kind: str, place: Path) -> World:
 
 class Company(Part):
     name = "company"
-    share = 1.5
+    share = 1.0
 
     def trial(self, draw: random.Random, folder: Path, counts: Counter[str]) -> None:
         way = draw.choice((self.crowd, self.lost_rank))

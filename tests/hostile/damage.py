@@ -1,7 +1,7 @@
 """Every file that a run writes is damaged, and then read by every command: noticed, or the same result.
 
-Results that are meant to be read and edited by people carry no checksums: of those in `PLAIN` a digit that became
-another digit cannot be noticed.  There a clear end is all that is asked for.
+Recipes and what else people write carry no checksums: in those of `PLAIN` a digit that became another digit cannot be
+noticed.  There a clear end is all that is asked for.
 """
 
 from __future__ import annotations
@@ -20,10 +20,6 @@ from hostile.worlds import KINDS, contents, copied, world_of
 PLAIN = (
     "recipe.toml",
     "run/config.toml",
-    "run/metrics.jsonl",
-    "run/evaluation.json",
-    "run/analysis.json",
-    "run/test.hypotheses.txt",
     "run/model/README.md",
     "run/export-hf/*",
 )
@@ -79,7 +75,7 @@ class Found:
 
 class Damage(Part):
     name = "damage"
-    share = 3.0
+    share = 2.0
 
     def __init__(self, place: Path) -> None:
         super().__init__(place)
@@ -105,6 +101,7 @@ class Damage(Part):
         expected = self._expected(kind, command)
         copied(end, folder)
         told = harm(draw, folder / name)
+        left = contents(folder).get(name)
         found = self._run(command, folder)
         words = " ".join(map(str, command))
         what = f"{words} of {kind} with {name} {told}"
@@ -113,23 +110,27 @@ class Damage(Part):
         if found.outcome.code == 1:
             counts["clear errors"] += 1
             return
+        if (name, told) == ("run/evaluation.json", "gone"):
+            counts["runs that are not evaluated"] += 1
+            return
         if any(fnmatch(name, pattern) for pattern in PLAIN):
             counts["files without a checksum, a clear end"] += 1
             return
         said = set((found.outcome.out + found.outcome.err).splitlines())
         new = " ".join(said - set((expected.outcome.out + expected.outcome.err).splitlines()))
-        if different := self._different(expected, found, name):
+        if different := self._different(expected, found, name, left):
             # A torn checkpoint is passed over, and said so, for the one before it.
-            if Path(name).name in new or Path(name).parent.name in new:
+            if any(part in new for part in Path(name).parts if part.startswith("step-") or part == Path(name).name):
                 counts["other results, and said why"] += 1
                 return
             raise WrongError(f"{words} of {kind} does not notice that {name} is {told}\n{'; '.join(different)}")
         counts["same results"] += 1
 
-    def _different(self, expected: Found, found: Found, damaged: str) -> list[str]:
+    def _different(self, expected: Found, found: Found, damaged: str, left: Any) -> list[str]:
         """Files that are not as they are without damage, but for the damaged one where nobody has written it."""
         names = expected.files.keys() | found.files.keys()
-        return sorted(name for name in names if name != damaged and expected.files.get(name) != found.files.get(name))
+        different = {name for name in names if expected.files.get(name) != found.files.get(name)}
+        return sorted(different - ({damaged} if found.files.get(damaged) == left else set()))
 
     def _expected(self, kind: str, command: tuple[object, ...]) -> Found:
         if (kind, command) not in self._undamaged:

@@ -51,7 +51,7 @@ def used(folder: Path) -> int:
 
 class Disk(Part):
     name = "disk"
-    share = 2.0
+    share = 1.5
 
     def begin(self) -> None:
         self.ways = [self.failing, self.limited, self.clock]
@@ -87,10 +87,13 @@ class Disk(Part):
         """No file may be larger than some size, so that writes end in the middle."""
         copied(stage.before, folder)
         size = draw.choice((draw.randint(0, 3000), draw.randint(0, 300_000)))
-        limit = lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (size, size))  # noqa: E731
-        # What a child says is written to files as well.
         told = f"files of at most {size} bytes"
+
+        def limit() -> None:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (size, size))
+
         outcome = run(tamis(*stage.arguments, before=limit), folder)
+        # What a child says is written to files too, so a message may be cut short.
         if not 0 <= outcome.code <= 1 or "Traceback" in outcome.err:
             outcome.check(0, 1, what=f"{stage.name} of {world.kind} with {told}")
         world.again(stage, folder, told)

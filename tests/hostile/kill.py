@@ -13,14 +13,14 @@ from hostile.worlds import KINDS, copied, world_of
 
 class Kill(Part):
     name = "kill"
-    share = 6.0
+    share = 10.0
 
     def trial(self, draw: random.Random, folder: Path, counts: Counter[str]) -> None:
         world = world_of(draw.choice(KINDS), self.place)
         stage = draw.choice([*world.stages.values(), world.stages["train"]])
         copied(stage.before, folder)
         told = []
-        for _ in range(draw.choice((1, 1, 2, 3))):  # who was killed may be killed again while it goes on
+        for _ in range(draw.choice((1, 2, 4, 6))):  # who was killed may be killed again while it goes on
             number = draw.randint(1, stage.changes) if draw.random() < 0.7 else None
             moment = draw.uniform(0.0, 1.2 * stage.seconds)
             if number is not None:

@@ -1,5 +1,6 @@
 """A short form of `make hostile`, and that what is found is told."""
 
+import json
 import os
 import random
 import re
@@ -24,7 +25,7 @@ def hostile(*arguments: str) -> subprocess.CompletedProcess:
 
 
 def test_a_little_of_everything():
-    found = hostile("--minutes", "0.1", "--seed", "38")
+    found = hostile("--minutes", "0.25", "--seed", "38")
     assert found.returncode == 0, found.stdout + found.stderr
     for name in FAULTS:
         assert re.search(rf"^{name} +\d+ trials .* 0 failed", found.stdout, re.MULTILINE), found.stdout
@@ -81,3 +82,13 @@ def test_time_is_shared_and_nobody_is_left_out(tmp_path):
     assert {tally.trials for tally in run.tallies.values()} == {1}
     run.for_seconds(0.3)
     assert run.tallies["other"].seconds > run.tallies["dice"].seconds
+
+
+def test_the_counts_of_the_docs_are_those_of_the_last_long_run():
+    found = json.loads((TESTS.parent / "benchmarks/results/hostile-cpu.json").read_text())
+    page = (TESTS.parent / "docs/reliability.md").read_text()
+    assert f"--seed {found['seed']}" in page
+    for name, part in found["parts"].items():
+        counts = ", ".join(f"{number:,} {what}" for what, number in part["counts"].items())
+        failed = sum(failure["times"] for failure in part["failures"])
+        assert f"| {name} | {part['trials']:,} | {counts} | {failed} |" in page

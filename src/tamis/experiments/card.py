@@ -30,7 +30,9 @@ def card(run: RunFolder, experiment: Experiment, evaluation: dict[str, Any] | No
     if evaluation is not None:
         rows += experiment.scores(evaluation)
     needed = "".join(f"\nIt needs the plugin `{name}`: run its code first.\n" for name in experiment.plugins)
-    table = "\n".join(f"| {name} | {value} |" for name, value in rows)
+    # Signatures of scores have bars within, which would begin another column.
+    escaped = ((name, value.replace("|", "\\|")) for name, value in rows)
+    table = "\n".join(f"| {name} | {value} |" for name, value in escaped)
     return f"""---
 library_name: tamis
 tags: [{experiment.section}, sparse-attention]
