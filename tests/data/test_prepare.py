@@ -4,6 +4,7 @@ import dataclasses
 import json
 import threading
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from functools import partial
 from pathlib import Path
 
@@ -11,7 +12,7 @@ import numpy as np
 import pytest
 
 from tamis.data.grammar import generate
-from tamis.data.prepare import DataConfig, VocabularyConfig, prepare
+from tamis.data.prepare import DataConfig, VocabularyConfig, prepare, untracked
 from tamis.data.vocabulary import Vocabulary
 
 SMALL = VocabularyConfig(size=150, kind="bpe")
@@ -157,3 +158,14 @@ def test_a_corpus_of_other_vocabularies_does_not_open(data: DataConfig, tmp_path
     prepare(data, VocabularyConfig(size=140, kind="bpe"), tmp_path / "data", silent)
     with pytest.raises(ValueError, match="encoded with other vocabularies"):
         prepared.corpus("train")
+
+
+def test_encoding_knows_how_much_there_is_once_a_vocabulary_was_learned(data: DataConfig, tmp_path: Path):
+    found: dict[str, int | None] = {}
+
+    def track(what: str, total: int | None) -> AbstractContextManager[Callable[[int], None]]:
+        found[what] = total
+        return untracked(what, total)
+
+    made = prepare(data, SMALL, tmp_path / "data", silent, track)
+    assert found == {"encoding train": made.corpus("train").report.read, "encoding valid": None}
