@@ -294,6 +294,34 @@ def test_a_language_model_has_its_scores_by_length(opened):
     }
 
 
+def test_a_task_has_its_scores_and_its_heads_their_spread_by_length(opened):
+    scores = [{"length": n, "multiple": n / 8, "exact_match": 8 / n, "token_accuracy": 1.0} for n in (8, 16)]
+    site = {"slopes": [1.0, 0.0, 0.0], "reach": [3, 9, 9], "horizon": [4, None, None]}
+    grown = [
+        {"keys": n, "sites": {"layers.0.self": {**site, "entropy": [0.1, 0.5, 0.7], "support": [2.0, n / 2, n]}}}
+        for n in (10, 20)
+    ]
+    run = cases.three_runs()[1]
+    run = replace(run, analysis={**run.analysis, "dispersion": grown}, evaluation={"scores": scores})
+    found = content([run])["runs"][0]
+    assert found["lengths"] == {"exact_match": [[8, 1.0], [16, 0.5]], "token_accuracy": [[8, 1.0], [16, 1.0]]}
+    assert found["spread"]["entropy"] == {
+        "without": [[10, pytest.approx(0.6)], [20, pytest.approx(0.6)]],
+        "with": [[10, 0.1], [20, 0.1]],
+    }
+    assert found["spread"]["support"]["without"] == [[10, 7.5], [20, 15.0]]
+    browser = opened([run])
+    for figure, expected, lines in (
+        ("lengths", {"exact match", "token accuracy", "length", "8", "16"}, 2),
+        ("spread", {"entropy / log n", "keys with a weight", "tokens", "10", "20"}, 4),
+    ):
+        texts = f"return [...document.querySelectorAll('#figure-{figure} svg text')].map((one) => one.textContent)"
+        assert expected <= set(browser.run(texts))
+        drawn = f"return document.querySelectorAll('#figure-{figure} svg .mark').length"
+        assert browser.run(drawn) == lines
+    assert "Dashed" in browser.run("return document.querySelector('#figure-spread figcaption').textContent")
+
+
 def test_everything_is_reached_by_keyboard(opened):
     browser = opened(cases.three_runs(), "#entmax/cross/4/1/0?row=1")
     seen = set()

@@ -12,6 +12,7 @@ const SECTIONS = [
       headDensity(),
       layerDensity(),
       supportByLength(),
+      spreadByLength(),
       nullShare(),
       ...scales(),
     ],
