@@ -133,6 +133,8 @@ def test_links_fade_have_a_threshold_and_heads_over_one_another(opened):
     browser = opened([run], "#softmax/cross/0/0/0?view=links")
     note = "return document.querySelector('.note').textContent"
     assert "weaker ones are not" in browser.run(note), "a dense head is not fog"
+    opacity = "return getComputedStyle(document.querySelector(`[data-overlay='${args[0]}']`)).opacity"
+    assert browser.run(opacity, 0) == "1", "the head that is always drawn looks switched on"
     picture = "return document.querySelector('.stack canvas').toDataURL()"
     one = browser.run(picture)
     browser.run("document.querySelector('[data-overlay=\"2\"]').click()")
