@@ -158,9 +158,12 @@ def test_a_recipe_brings_all_of_them_along(recipe, tmp_path):
     train(loaded, tmp_path / "run", "cpu", QUIET)
     assert (tmp_path / "run" / "mine.txt").read_text() == "1\n2\n"
     assert evaluate(tmp_path / "run", "cpu", QUIET)["mechanism"] == "gentle"
-    assert f"`{tmp_path / 'mine.py'}`" in (tmp_path / "run" / "model" / "README.md").read_text()
+    card = (tmp_path / "run" / "model" / "README.md").read_text()
+    assert "It needs the plugin `mine.py`" in card
+    assert 'plugins = ["mine.py"]' in card
+    assert str(tmp_path / "mine.py") not in card
     config = json.loads((tmp_path / "run" / "model" / "config.json").read_text())
-    assert config["plugins"] == [str(tmp_path / "mine.py")]
+    assert config["plugins"] == ["mine.py"]  # a model travels
     model = CausalLM.from_pretrained(tmp_path / "run" / "model")
     assert model.layers[0].self_attention.mechanism.alpha == 1.3
 
@@ -168,13 +171,13 @@ def test_a_recipe_brings_all_of_them_along(recipe, tmp_path):
 def test_what_needs_a_plugin_says_which_and_runs_nothing(recipe, tmp_path):
     train(read_recipe(recipe), tmp_path / "run", "cpu", QUIET)
     code = "import sys; from tamis.models import CausalLM; CausalLM.from_pretrained(sys.argv[1])"
-    for arguments in (
-        ["-m", "tamis", "evaluate", tmp_path / "run", "--device", "cpu"],
-        ["-c", code, tmp_path / "run" / "model"],
+    for arguments, needed in (
+        (["-m", "tamis", "evaluate", tmp_path / "run", "--device", "cpu"], tmp_path / "mine.py"),
+        (["-c", code, tmp_path / "run" / "model"], "mine.py"),
     ):
         done = subprocess.run([sys.executable, *map(str, arguments)], capture_output=True, text=True)
         assert done.returncode != 0
-        assert f"needs {tmp_path / 'mine.py'}, whose code is only run when you name it: --plugin" in done.stderr
+        assert f"needs {needed}, whose code is only run when you name it: --plugin {needed}" in done.stderr
     (tmp_path / "elsewhere").mkdir()
     moved = (tmp_path / "mine.py").rename(tmp_path / "elsewhere" / "mine.py")
     named = [sys.executable, "-m", "tamis", "evaluate", tmp_path / "run", "--device", "cpu", "--plugin", moved]

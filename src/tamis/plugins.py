@@ -62,7 +62,7 @@ def loaded() -> list[str]:
 
 def missing(names: Iterable[str]) -> list[str]:
     """Those that have not been run."""
-    return [name for name in names if _called(name) not in _loaded]
+    return [name for name in names if called(name) not in _loaded]
 
 
 def check_loaded(names: Iterable[str], what: object) -> None:
@@ -75,7 +75,7 @@ def check_loaded(names: Iterable[str], what: object) -> None:
         )
 
 
-def _called(name: str) -> str:
+def called(name: str) -> str:
     """What tells plugins apart: a run finds its plugin in whatever folder that is now."""
     return Path(name).name
 
@@ -88,7 +88,7 @@ def _load(name: str, beside: Path) -> str:
         if path is None:
             raise FileNotFoundError(f"there is no plugin {places[0]}")
     full = name if path is None else str(path)
-    known = _loaded.get(_called(name))
+    known = _loaded.get(called(name))
     if known is not None and known != full:
         raise ValueError(f"plugins are told apart by their names, got {known} and {full}")
     if known is None:
@@ -97,7 +97,7 @@ def _load(name: str, beside: Path) -> str:
             _run_entry_point(name) if path is None else _run_file(path)
         finally:
             _running.pop()
-        _loaded[_called(name)] = full
+        _loaded[called(name)] = full
     return full
 
 

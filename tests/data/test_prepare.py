@@ -4,6 +4,7 @@ import dataclasses
 import json
 import threading
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from functools import partial
 from pathlib import Path
 
@@ -11,7 +12,7 @@ import numpy as np
 import pytest
 
 from tamis.data.grammar import generate
-from tamis.data.prepare import DataConfig, TextConfig, VocabularyConfig, prepare, prepare_text
+from tamis.data.prepare import DataConfig, TextConfig, VocabularyConfig, prepare, prepare_text, untracked
 from tamis.data.vocabulary import Vocabulary
 
 SMALL = VocabularyConfig(size=150, kind="bpe")
@@ -187,3 +188,14 @@ def test_what_has_no_end_is_refused(data: DataConfig, tmp_path: Path, change):
 def test_a_vocabulary_has_a_largest_size():
     with pytest.raises(ValueError, match="size must be an int of at most 16777216, got 2000000000"):
         VocabularyConfig(size=2_000_000_000)
+
+
+def test_encoding_knows_how_much_there_is_once_a_vocabulary_was_learned(data: DataConfig, tmp_path: Path):
+    found: dict[str, int | None] = {}
+
+    def track(what: str, total: int | None) -> AbstractContextManager[Callable[[int], None]]:
+        found[what] = total
+        return untracked(what, total)
+
+    made = prepare(data, SMALL, tmp_path / "data", silent, track)
+    assert found == {"encoding train": made.corpus("train").report.read, "encoding valid": None}

@@ -98,8 +98,9 @@ def runs(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(place)
         for kind, text in RECIPES.items():
-            (place / f"{kind}.toml").write_text(text.replace("passkey_samples = 1", "passkey_samples = 1"))
-            said = called("train", f"{kind}.toml", "--device", "cpu")
+            (place / f"{kind}.toml").write_text(text)
+            said = called("prepare", f"{kind}.toml")
+            said += called("train", f"{kind}.toml", "--device", "cpu")
             short = ["--set", "lengths=[120]"] if kind == "language" else []
             said += called("evaluate", f"runs/{kind}", "--device", "cpu", *short)
             said += called("analyze", f"runs/{kind}", "--device", "cpu", "--shown", 3)
@@ -110,6 +111,20 @@ def runs(tmp_path_factory):
 @pytest.mark.parametrize("kind", KINDS)
 def test_what_stages_say_at_their_ends(runs, kind):
     _, said = runs[kind]
+    for line in {
+        "translation": (
+            "  vocabulary  150 subwords of both languages\n",
+            "  valid       12 pairs, ",
+            "written: data-translation\n",
+        ),
+        "language": (
+            "  vocabulary  320 subwords\n",
+            "  train       38 documents, ",
+            "next: tamis train language.toml\n",
+        ),
+        "task": ("there is nothing to prepare",),
+    }[kind]:
+        assert line in said
     assert "parameters" in said
     assert "for the activations of" in said  # an estimate, before training
     for line in (
@@ -166,6 +181,8 @@ def test_one_page_and_figures_of_all_kinds(runs, tmp_path):
         ("translation", ["generate", "RUN"], "is translation, which cannot generate: `tamis translate"),
         ("language", ["translate", "RUN"], "is a language model, which cannot translate: `tamis generate"),
         ("task", ["generate", "RUN"], "is a generated task, which cannot generate: `tamis evaluate"),
+        ("translation", ["generate", "RUN/model"], "is a Seq2Seq, which cannot generate: `tamis translate"),
+        ("language", ["translate", "RUN/model"], "is a CausalLM, which cannot translate: `tamis generate"),
         ("language", ["tasks", "heads", "RUN"], "`tamis analyze` says how its loss changes without each head"),
         (
             "task",
@@ -177,7 +194,7 @@ def test_one_page_and_figures_of_all_kinds(runs, tmp_path):
     ],
 )
 def test_what_a_kind_lacks_is_said_in_one_line(runs, kind, arguments, said):
-    output = called(*(runs[kind][0] if word == "RUN" else word for word in arguments), code=1)
+    output = called(*(str(word).replace("RUN", str(runs[kind][0])) for word in arguments), code=1)
     assert said in output
     assert "Traceback" not in output
 
@@ -198,6 +215,18 @@ def test_pass_keys_that_were_not_trained_are_marked_and_chance_stands_beside_the
     assert "not trained: text.passkey_share = 0; chance: 10%" in said
     found = json.loads((folder / "evaluation.json").read_text())
     assert (found["passkeys_trained"], found["passkey_chance"]) == (False, 0.1)
+
+
+@pytest.mark.parametrize(("kind", "section"), [("translation", "data"), ("language", "text")])
+def test_a_run_without_a_test_set_is_not_sent_to_its_evaluation(runs, kind, section, tmp_path, monkeypatch):
+    folder, _ = runs[kind]
+    monkeypatch.chdir(folder.parents[1])
+    text = "".join(line for line in RECIPES[kind].splitlines(True) if not line.startswith("test = "))
+    (tmp_path / "r.toml").write_text(text)
+    said = called("train", tmp_path / "r.toml", "--output", tmp_path / "run", "--device", "cpu")
+    assert f"next: tamis analyze {tmp_path / 'run'}\n" in said
+    wrong = called("evaluate", tmp_path / "run", "--device", "cpu", code=1)
+    assert f"names no [{section}] test to evaluate on: add it to the recipe and run `tamis train` again" in wrong
 
 
 @pytest.mark.parametrize("kind", KINDS)

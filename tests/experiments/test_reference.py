@@ -37,6 +37,16 @@ def test_the_command():
     assert "did you mean 'training'" in wrong.output
 
 
+@pytest.mark.parametrize("wanted", ["lr", "training.lr"])
+def test_a_single_setting_is_found_wherever_it_is(wanted):
+    found = as_text(wanted)
+    assert found.startswith("[training]  translation")
+    assert {line.split(" = ")[0] for line in found.splitlines() if " = " in line} == {"  lr"}
+    assert "[evaluation]" not in found
+    with pytest.raises(ValueError, match="there is no section and no setting 'warmpu'; did you mean 'warmup'"):
+        as_text("warmpu")
+
+
 @pytest.mark.parametrize("section", ["data", "text", "task", "model", "vocabulary", "decoding", "evaluation"])
 def test_sections_of_all_kinds(section):
     assert f"[{section}]" in as_text(section)

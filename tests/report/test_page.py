@@ -133,6 +133,8 @@ def test_links_fade_have_a_threshold_and_heads_over_one_another(opened):
     browser = opened([run], "#softmax/cross/0/0/0?view=links")
     note = "return document.querySelector('.note').textContent"
     assert "weaker ones are not" in browser.run(note), "a dense head is not fog"
+    opacity = "return getComputedStyle(document.querySelector(`[data-overlay='${args[0]}']`)).opacity"
+    assert browser.run(opacity, 0) == "1", "the head that is always drawn looks switched on"
     picture = "return document.querySelector('.stack canvas').toDataURL()"
     one = browser.run(picture)
     browser.run("document.querySelector('[data-overlay=\"2\"]').click()")
@@ -292,6 +294,34 @@ def test_a_language_model_has_its_scores_by_length(opened):
         "perplexity": [[512, 8.5], [1024, 8.0]],
         "passkeys": [[512, 0.75], [1024, 0.75]],
     }
+
+
+def test_a_task_has_its_scores_and_its_heads_their_spread_by_length(opened):
+    scores = [{"length": n, "multiple": n / 8, "exact_match": 8 / n, "token_accuracy": 1.0} for n in (8, 16)]
+    site = {"slopes": [1.0, 0.0, 0.0], "reach": [3, 9, 9], "horizon": [4, None, None]}
+    grown = [
+        {"keys": n, "sites": {"layers.0.self": {**site, "entropy": [0.1, 0.5, 0.7], "support": [2.0, n / 2, n]}}}
+        for n in (10, 20)
+    ]
+    run = cases.three_runs()[1]
+    run = replace(run, analysis={**run.analysis, "dispersion": grown}, evaluation={"scores": scores})
+    found = content([run])["runs"][0]
+    assert found["lengths"] == {"exact_match": [[8, 1.0], [16, 0.5]], "token_accuracy": [[8, 1.0], [16, 1.0]]}
+    assert found["spread"]["entropy"] == {
+        "without": [[10, pytest.approx(0.6)], [20, pytest.approx(0.6)]],
+        "with": [[10, 0.1], [20, 0.1]],
+    }
+    assert found["spread"]["support"]["without"] == [[10, 7.5], [20, 15.0]]
+    browser = opened([run])
+    for figure, expected, lines in (
+        ("lengths", {"exact match", "token accuracy", "length", "8", "16"}, 2),
+        ("spread", {"entropy / log n", "keys with a weight", "tokens", "10", "20"}, 4),
+    ):
+        texts = f"return [...document.querySelectorAll('#figure-{figure} svg text')].map((one) => one.textContent)"
+        assert expected <= set(browser.run(texts))
+        drawn = f"return document.querySelectorAll('#figure-{figure} svg .mark').length"
+        assert browser.run(drawn) == lines
+    assert "Dashed" in browser.run("return document.querySelector('#figure-spread figcaption').textContent")
 
 
 def test_everything_is_reached_by_keyboard(opened):

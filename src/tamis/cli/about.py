@@ -34,12 +34,15 @@ def demo(output: Path = Path("demo"), quick: bool = False) -> None:
 
 @command(group, plugins=True)
 def settings(
-    section: Annotated[
-        str | None, typer.Argument(help="data, text, task, model, training ...; all by default.")
+    wanted: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="[SECTION|SETTING]", help="data, text, task, model, training ..., or a setting; all by default."
+        ),
     ] = None,
     markdown: Annotated[bool, typer.Option(help="As docs/settings.md has it.")] = False,
 ) -> None:
     """Print every setting of a recipe: its default, what it takes, and what it means."""
     from tamis.experiments.reference import as_markdown, as_text
 
-    print(as_markdown() if markdown else as_text(section))
+    print(as_markdown() if markdown else as_text(wanted))

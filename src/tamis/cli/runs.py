@@ -26,7 +26,8 @@ def prepare(recipe: Path, arms: Arms = [], overrides: Overrides = []) -> None:  
             super().say(text)
 
     display = Listening()
-    prepared = prepare(read_recipe(recipe, overrides, arms, also=named_plugins()), display)
+    experiment = read_recipe(recipe, overrides, arms, also=named_plugins())
+    prepared = prepare(experiment, display)
     if prepared is None:
         display.say("there is nothing to prepare: its sequences are drawn while it is trained")
         return
@@ -34,8 +35,9 @@ def prepare(recipe: Path, arms: Arms = [], overrides: Overrides = []) -> None:  
         report = f"{split}: {prepared.corpus(split).report.describe()}"
         if report not in said:  # it was built earlier
             display.say(report)
-    display.say(f"ready in {prepared.folder}")
-    display.say(f"next: tamis train {recipe}")
+    display.table(experiment.contents(prepared))
+    display.say(f"written: {prepared.folder}")
+    display.say(" ".join([f"next: tamis train {recipe}", *(f"--arm {arm}" for arm in arms)]))
 
 
 @command(group, plugins=True)

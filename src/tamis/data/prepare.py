@@ -10,19 +10,20 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 from tamis.data.alphabet import COVERED, LARGE, SAMPLED, alphabet_size, count_characters, scripts_differ
 from tamis.data.corpus import Limits, ParallelCorpus, build_corpus
 from tamis.data.documents import (
     ELSEWHERE,
+    Document,
     DocumentCorpus,
     build_documents,
     check_division,
     read_documents,
     text_files,
 )
-from tamis.data.indexed import IndexedCorpus, Report
+from tamis.data.indexed import IndexedCorpus
 from tamis.data.text import BadLine, Pair, read_pairs
 from tamis.data.vocabulary import Vocabulary, load_vocabularies, save_vocabularies
 from tamis.files import check_file, write_json
@@ -45,6 +46,7 @@ Say = Callable[[str], None]
 Track = Callable[[str, int | None], AbstractContextManager[Callable[[int], None]]]
 """Shows how far some work is: what it is, how much there is if that is known, and then how much is done."""
 P = TypeVar("P", bound="_Prepared")
+T = TypeVar("T")
 SMALL = 500
 """A vocabulary below this is one to try something out: nobody is warned of its pieces."""
 
@@ -183,6 +185,19 @@ class Prepared:
         corpus.check_vocabularies(self.source_vocabulary, self.target_vocabulary)
         return corpus
 
+    def contents(self) -> list[tuple[str, str]]:
+        """How much there is, in a few lines."""
+        source, target = self.source_vocabulary, self.target_vocabulary
+        one = f"{len(source):,} subwords of both languages"
+        rows = [
+            ("vocabulary", one if source is target else f"{len(source):,} source and {len(target):,} target subwords")
+        ]
+        for split in ("train", "valid"):
+            corpus = self.corpus(split)
+            tokens = f"{corpus.source_lengths.sum():,} source and {corpus.target_lengths.sum():,} target subwords"
+            rows.append((split, f"{len(corpus):,} pairs, {tokens}"))
+        return rows
+
 
 @dataclass(frozen=True)
 class PreparedText:
@@ -196,6 +211,14 @@ class PreparedText:
         corpus = DocumentCorpus.open(self.folder, split)
         corpus.check_fingerprints(self.vocabulary.fingerprint)
         return corpus
+
+    def contents(self) -> list[tuple[str, str]]:
+        """How much there is, in a few lines."""
+        rows = [("vocabulary", f"{len(self.vocabulary):,} subwords")]
+        for split in ("train", "valid"):
+            corpus = self.corpus(split)
+            rows.append((split, f"{len(corpus):,} documents, {corpus.lengths.sum():,} subwords"))
+        return rows
 
 
 class _Prepared(Protocol):
@@ -219,11 +242,13 @@ def prepare(
     files = [path for text in texts for path in ([text] if isinstance(text, str) else text)]
 
     def build() -> None:
-        vocabularies = _vocabularies(data, vocabulary, say)
+        texts = {"train": _pairs(data.train, data), "valid": _pairs(data.valid, data)}
+        vocabularies = _vocabularies(texts["train"], vocabulary, say)
         save_vocabularies(folder, *vocabularies)
-        for split, text in (("train", data.train), ("valid", data.valid)):
-            with track(f"encoding {split}", None) as advance:
-                report = _build(text, data, folder, split, *vocabularies, advance)
+        limits = Limits(max_length=data.max_length, max_ratio=data.max_ratio)
+        for split, pairs in texts.items():
+            with track(f"encoding {split}", pairs.total) as advance:
+                report = build_corpus(pairs.read(), folder, split, *vocabularies, limits, progress=advance)
             say(f"{split}: {report.describe()}")
 
     return _built_once(
@@ -244,12 +269,12 @@ def prepare_text(
         raise ValueError("a language model has one vocabulary: set neither shared = false nor a source_model")
 
     def build() -> None:
-        found = _text_vocabulary(text, vocabulary, say)
+        texts = {"train": _documents(text.train, text), "valid": _documents(text.valid, text)}
+        found = _text_vocabulary(texts["train"], vocabulary, say)
         save_vocabularies(folder, found, found)
-        for split, named in (("train", text.train), ("valid", text.valid)):
-            documents = read_documents(named, text.documents, text.key)
-            with track(f"encoding {split}", None) as advance:
-                report = build_documents(documents, folder, split, found, progress=advance)
+        for split, documents in texts.items():
+            with track(f"encoding {split}", documents.total) as advance:
+                report = build_documents(documents.read(), folder, split, found, progress=advance)
             say(f"{split}: {report.describe()}")
 
     files = [*text_files(text.train), *text_files(text.valid)]
@@ -323,14 +348,14 @@ def _locked(path: Path) -> Iterator[None]:
         yield
 
 
-def _vocabularies(data: DataConfig, config: VocabularyConfig, say: Say) -> tuple[Vocabulary, Vocabulary]:
+def _vocabularies(pairs: _Passes[Pair], config: VocabularyConfig, say: Say) -> tuple[Vocabulary, Vocabulary]:
     if config.source_model is not None and config.target_model is not None:
         return Vocabulary.load(config.source_model), Vocabulary.load(config.target_model)
     if config.model is not None:
         one = Vocabulary.load(config.model)
         return one, one
-    _check_readable(read_pairs(data.train, data.source_language, data.target_language), data.train)
-    some = list(itertools.islice(_pairs(data), SAMPLED))
+    pairs.check()
+    some = list(itertools.islice(pairs, SAMPLED))
     source, target = count_characters(pair.source for pair in some), count_characters(pair.target for pair in some)
     shared = config.shared
     if shared is None:
@@ -338,22 +363,22 @@ def _vocabularies(data: DataConfig, config: VocabularyConfig, say: Say) -> tuple
         if not shared:
             say("the languages are written in different scripts: each has a vocabulary of its own (vocabulary.shared)")
     if shared:
-        one = _train(config, (side for pair in _pairs(data) for side in pair[1:]), source + target, "", say)
+        one = _train(config, (side for pair in pairs for side in pair[1:]), source + target, "", say)
         return one, one
     return (
-        _train(config, (pair.source for pair in _pairs(data)), source, " of the source language", say),
-        _train(config, (pair.target for pair in _pairs(data)), target, " of the target language", say),
+        _train(config, (pair.source for pair in pairs), source, " of the source language", say),
+        _train(config, (pair.target for pair in pairs), target, " of the target language", say),
     )
 
 
-def _text_vocabulary(text: TextConfig, config: VocabularyConfig, say: Say) -> Vocabulary:
+def _text_vocabulary(documents: _Passes[Document], config: VocabularyConfig, say: Say) -> Vocabulary:
     if config.model is not None:
         return Vocabulary.load(config.model)
 
-    _check_readable(read_documents(text.train, text.documents, text.key), text.train)
+    documents.check()
 
     def lines() -> Iterator[str]:
-        return (line for document in _documents(text) for line in document)
+        return (line for document in documents for line in document.lines)
 
     return _train(config, lines(), count_characters(lines()), "", say)
 
@@ -381,43 +406,39 @@ def _train(config: VocabularyConfig, texts: Iterator[str], counts: Counter[str],
     return found
 
 
-def _check_readable(items: Iterable[Any], named: Any) -> None:
-    """Raise if nothing in a text can be read, with the reasons."""
-    counts: Counter[str] = Counter()
-    lines: dict[str, int] = {}
-    for item in items:
-        if not isinstance(item, BadLine):
-            return
-        counts[item.reason] += 1
-        lines.setdefault(item.reason, item.line)
-    reasons = "; ".join(f"{count:,} times {reason}, in line {lines[reason]} first" for reason, count in counts.items())
-    raise ValueError(f"no line of {named} can be read: {reasons or 'it is empty'}")
+class _Passes(Generic[T]):
+    """What can be used of a text, as often as one goes through it; `total` is all of it, once somebody did."""
+
+    def __init__(self, named: str | list[str], read: Callable[[], Iterator[T | BadLine]]) -> None:
+        self.named, self.read = named, read
+        self.total: int | None = None
+
+    def __iter__(self) -> Iterator[T]:
+        count = 0
+        for count, item in enumerate(self.read(), 1):  # noqa: B007
+            if not isinstance(item, BadLine):
+                yield item
+        self.total = count
+
+    def check(self) -> None:
+        """Raise if nothing in it can be read, with the reasons."""
+        counts: Counter[str] = Counter()
+        lines: dict[str, int] = {}
+        for item in self.read():
+            if not isinstance(item, BadLine):
+                return
+            counts[item.reason] += 1
+            lines.setdefault(item.reason, item.line)
+        reasons = "; ".join(f"{count:,} times {why}, in line {lines[why]} first" for why, count in counts.items())
+        raise ValueError(f"no line of {self.named} can be read: {reasons or 'it is empty'}")
 
 
-def _pairs(data: DataConfig) -> Iterator[Pair]:
-    for pair in read_pairs(data.train, data.source_language, data.target_language):
-        if not isinstance(pair, BadLine):
-            yield pair
+def _pairs(text: str | list[str], data: DataConfig) -> _Passes[Pair]:
+    return _Passes(text, lambda: read_pairs(text, data.source_language, data.target_language))
 
 
-def _documents(text: TextConfig) -> Iterator[list[str]]:
-    for document in read_documents(text.train, text.documents, text.key):
-        if not isinstance(document, BadLine):
-            yield document.lines
-
-
-def _build(
-    text: str | list[str],
-    data: DataConfig,
-    folder: Path,
-    split: str,
-    source: Vocabulary,
-    target: Vocabulary,
-    advance: Callable[[int], None],
-) -> Report:
-    limits = Limits(max_length=data.max_length, max_ratio=data.max_ratio)
-    pairs = read_pairs(text, data.source_language, data.target_language)
-    return build_corpus(pairs, folder, split, source, target, limits, progress=advance)
+def _documents(named: str | list[str], text: TextConfig) -> _Passes[Document]:
+    return _Passes(named, lambda: read_documents(named, text.documents, text.key))
 
 
 def _description(

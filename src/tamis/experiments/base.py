@@ -227,6 +227,10 @@ class Experiment(Config, ABC):
     def usage(self, folder: str) -> str:
         """A few lines of Python that load the model of a folder and use it."""
 
+    def contents(self, prepared: Any) -> Rows:
+        """What `prepare` made, in a few lines."""
+        return []
+
     @abstractmethod
     def amount(self, task: Task) -> str:
         """How much there is to learn from, for people."""
@@ -247,6 +251,10 @@ class Experiment(Config, ABC):
 
     # -----------------------------------------------------------------------------------------------------------
     # What a kind defines to be looked at afterwards, or lacks
+
+    def has_test(self) -> bool:
+        """Whether there is anything to evaluate on."""
+        return type(self).evaluate is not Experiment.evaluate
 
     def check_evaluation(self, settings: dict[str, Any]) -> None:
         """Raise if an evaluation cannot have these settings, before anything takes time."""

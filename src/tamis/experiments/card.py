@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import torch
 
+from tamis import plugins
 from tamis.experiments.base import Experiment
 from tamis.experiments.folder import RunFolder
 from tamis.files import replacing
@@ -29,6 +31,8 @@ def card(run: RunFolder, experiment: Experiment, evaluation: dict[str, Any] | No
     rows = [(name.replace("valid_", "validation "), f"{value:.4g}") for name, value in _best(validations)]
     if evaluation is not None:
         rows += experiment.scores(evaluation)
+    # A card is sent with its model: where plugins lie on this machine is not to be in it.
+    experiment = replace(experiment, plugins=tuple(map(plugins.called, experiment.plugins)))
     needed = "".join(f"\nIt needs the plugin `{name}`: run its code first.\n" for name in experiment.plugins)
     # Signatures of scores have bars within, which would begin another column.
     escaped = ((name, value.replace("|", "\\|")) for name, value in rows)

@@ -13,11 +13,14 @@ from tamis.experiments.language_model import LanguageModel
 from tamis.experiments.recipe import read_tables
 from tamis.experiments.sequence_task import GeneratedSequences
 from tamis.experiments.translation import Translation
+from tamis.models.pretrained import CONFIG, saved_class
 
 KINDS: plugins.Registry[type[Experiment]] = plugins.Registry(
     {"data": Translation, "text": LanguageModel, "task": GeneratedSequences}
 )
 """Kinds of experiments, by the section that tells them."""
+WRITES = {"Seq2Seq": "translate", "CausalLM": "generate"}
+"""The command by which models write, by the class that a folder of a model alone was saved by."""
 
 
 def kind_of(tables: Mapping[str, Any]) -> type[Experiment]:
@@ -81,13 +84,20 @@ def open_run(folder: str | Path) -> OpenRun:
 
 
 def check_writes(folder: Path, how: str) -> None:
-    """Raise if a folder is of a run whose models do not write that way; a folder of a model alone is not looked at.
+    """Raise if a folder is of a run or a model that does not write that way.
 
     Args:
         folder: of a run or of a model.
         how: "translate" or "generate".
     """
     run = RunFolder(folder)
-    if run.recipe.is_file() and (writes := kind_of(read_tables(run.recipe)).writes) != how:
+    if run.recipe.is_file():
+        kind = kind_of(read_tables(run.recipe))
+        what, writes = kind.what, kind.writes
+    elif (folder / CONFIG).is_file() and (saved := saved_class(folder)) in WRITES:
+        what, writes = f"a {saved}", WRITES[saved]
+    else:
+        return  # what is wrong with it is said by who reads it
+    if writes != how:
         instead = f"`tamis {writes} {folder}`" if writes else f"`tamis evaluate {folder}` says how well it does"
-        raise ValueError(f"{folder} is {kind_of(read_tables(run.recipe)).what}, which cannot {how}: {instead}")
+        raise ValueError(f"{folder} is {what}, which cannot {how}: {instead}")

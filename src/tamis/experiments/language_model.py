@@ -115,6 +115,9 @@ class LanguageModel(Experiment):
         folder = Path(self.text.folder or f"data/{self.name}")
         return prepare_text(self.text, self.vocabulary, folder, display.say, display.track)
 
+    def contents(self, prepared: PreparedText) -> Rows:
+        return prepared.contents()
+
     def build_model(self, prepared: PreparedText) -> CausalLM:
         return CausalLM(self.model_config(prepared))
 
@@ -149,6 +152,9 @@ class LanguageModel(Experiment):
             f'generator = TextGenerator.load("{folder}")\ngenerator(["How a text begins"], max_length=50)'
         )
 
+    def has_test(self) -> bool:
+        return self.text.test is not None
+
     def check_evaluation(self, settings: dict[str, Any]) -> None:
         LanguageConfig.from_dict({**self.evaluation.to_dict(), **settings})
 
@@ -158,6 +164,7 @@ class LanguageModel(Experiment):
         """Perplexity and pass keys at some lengths; written as it goes.  `settings` change [evaluation]."""
         config = LanguageConfig.from_dict({**self.evaluation.to_dict(), **settings})
         loaded = TextGenerator.load(run.path, device)
+        pieces = self._pieces(run, config, loaded)
         passkeys = self._passkeys(config, loaded) if config.passkey_samples else None
         result: dict[str, Any] = {
             "name": self.name,
@@ -172,7 +179,6 @@ class LanguageModel(Experiment):
             "perplexity": [],
             "passkeys": [],
         }
-        pieces = self._pieces(run, config, loaded)
         modes = [
             (length, mode)
             for length in config.lengths
@@ -301,7 +307,10 @@ class LanguageModel(Experiment):
     def _pieces(self, run: RunFolder, config: LanguageConfig, loaded: TextGenerator) -> list[Row]:
         """Test texts as long as the greatest length."""
         if self.text.test is None:
-            raise ValueError(f"{run.recipe} names no [text] test to evaluate on")
+            raise ValueError(
+                f"{run.recipe} names no [text] test to evaluate on: add it to the recipe and run `tamis train` again, "
+                "which keeps what is trained"
+            )
         with tempfile.TemporaryDirectory() as scratch:
             return spans(self._corpus(self.text.test, loaded, Path(scratch)), loaded.vocabulary, config)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import difflib
 import inspect
 import textwrap
 import typing
@@ -10,7 +11,7 @@ from dataclasses import MISSING, fields
 from typing import Any, NamedTuple
 
 from tamis.experiments.kinds import KINDS
-from tamis.settings import Config, choose
+from tamis.settings import Config
 
 
 class Setting(NamedTuple):
@@ -45,18 +46,22 @@ OF_THE_DATA = ("vocab_size", "source_vocab_size", "pad_id")
 """What no recipe says."""
 
 
-def as_text(section: str | None = None) -> str:
-    """For a terminal."""
-    known = sections()
-    chosen = list(known) if section is None else [choose("section", section, known)]
-    parts = []
-    for name in chosen:
-        for config, whose in _grouped(known[name]):
+def as_text(wanted: str | None = None) -> str:
+    """For a terminal: a section, a setting such as "lr" or "training.lr" wherever there is one, or all."""
+    parts, names = [], []
+    for name, configs in sections().items():
+        for config, whose in _grouped(configs):
+            settings = settings_of(config)
+            names += [name, *(setting.name for setting in settings)]
+            shown = [x for x in settings if wanted in (None, name, x.name, f"{name}.{x.name}")]
             lines = [f"[{name}]  {whose}: {_first(config)}"]
-            for setting in settings_of(config):
+            for setting in shown:
                 lines.append(f"  {setting.name} = {setting.default}    {setting.takes}")
                 lines += textwrap.wrap(setting.meaning, 100, initial_indent="      ", subsequent_indent="      ")
-            parts.append("\n".join(lines))
+            parts += ["\n".join(lines)] if shown else []
+    if not parts:
+        (nearest,) = difflib.get_close_matches(str(wanted), names, 1, 0.0)
+        raise ValueError(f"there is no section and no setting {wanted!r}; did you mean {nearest!r}?")
     return "\n\n".join(parts)
 
 

@@ -121,7 +121,8 @@ def train(experiment: Experiment, folder: Path, device: str | None = None, displ
             replace_folder(run.model, lambda target: _export(experiment, trainer, prepared, target))
             write_card(run, experiment, run.read_evaluation() if trainer.state.step in before else None)
             display.say(f"model: {run.model}")
-            display.say(f"next: tamis evaluate {run}, tamis analyze {run}")
+            after = ["evaluate", "analyze"] if experiment.has_test() else ["analyze"]
+            display.say(f"next: {', '.join(f'tamis {stage} {run}' for stage in after)}")
         own.wait()
     return run.model
 

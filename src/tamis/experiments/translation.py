@@ -99,6 +99,9 @@ class Translation(Experiment):
         folder = Path(self.data.folder or f"data/{self.name}")
         return prepare(self.data, self.vocabulary, folder, display.say, display.track)
 
+    def contents(self, prepared: Prepared) -> Rows:
+        return prepared.contents()
+
     def build_model(self, prepared: Prepared) -> Seq2Seq:
         return Seq2Seq(self.model_config(prepared))
 
@@ -142,6 +145,9 @@ class Translation(Experiment):
             "from tamis.decoding import Translator\n\n"
             f'translator = Translator.load("{folder}")\ntranslator(["A sentence."])'
         )
+
+    def has_test(self) -> bool:
+        return self.data.test is not None
 
     def check_evaluation(self, settings: dict[str, Any]) -> None:
         DecodingConfig.from_dict({**self.decoding.to_dict(), **settings})
@@ -239,7 +245,10 @@ class Translation(Experiment):
 
     def _test_pairs(self, run: RunFolder) -> list[Pair]:
         if self.data.test is None:
-            raise ValueError(f"{run.recipe} names no [data] test to evaluate on")
+            raise ValueError(
+                f"{run.recipe} names no [data] test to evaluate on: add it to the recipe and run `tamis train` again, "
+                "which keeps what is trained"
+            )
         return self.whole_text(self.data.test)
 
 

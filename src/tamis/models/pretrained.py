@@ -83,13 +83,16 @@ class PretrainedModel(nn.Module):
 
 
 def plugins_of(config: dict[str, Any]) -> list[str]:
-    """The plugins that the mechanisms and positions of a model's config come from."""
+    """The plugins that the mechanisms and positions of a model's config come from.
+
+    By the names that tell them apart: folders of this machine are nothing to a model that travels.
+    """
     found = []
     for name, spec in config.items():
         registry = MECHANISMS if name.endswith("mechanism") else POSITIONS if name == "position" else None
         if registry is not None:
             found.append(registry.plugin_of(spec.get("name") if isinstance(spec, dict) else spec))
-    return sorted({plugin for plugin in found if plugin is not None})
+    return sorted({plugins.called(plugin) for plugin in found if plugin is not None})
 
 
 def saved_class(folder: Path) -> str:

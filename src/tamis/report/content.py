@@ -12,6 +12,7 @@ import torch
 
 from tamis.analysis.figures import page_columns
 from tamis.analysis.shown import ShownSentence
+from tamis.evaluation.dispersion import heads_with
 from tamis.functional import SparseWeights
 from tamis.report.packing import pack
 from tamis.report.writing import Writing
@@ -116,6 +117,7 @@ def _run(run: ReportRun, sentences: Mapping[int, Sentence]) -> dict[str, Any]:
         **{name: run.analysis[name] for name in FROM_ANALYSIS if name in run.analysis},
         "data": names_of_data(run.analysis.get("data")),
         "lengths": by_length(run.evaluation),
+        "spread": spread_by_length(run.analysis.get("dispersion", ())),
         "causal": _causal(run, list(sentences.values())),
         "shown": {str(place): sentence.to_dict() for place, sentence in sentences.items()},
     }
@@ -140,9 +142,9 @@ def figures(run: ReportRun) -> dict[str, Any]:
 
 
 def by_length(evaluation: Mapping[str, Any]) -> dict[str, list[list[float]]]:
-    """(tokens, value) of what a language model scores at each length of its evaluation."""
+    """(length, value) of what a language model or a model of a task scores at each length of its evaluation."""
     found: dict[str, list[list[float]]] = {}
-    perplexity, passkeys = (evaluation.get(name) for name in ("perplexity", "passkeys"))
+    perplexity, passkeys, scores = (evaluation.get(name) for name in ("perplexity", "passkeys", "scores"))
     for row in perplexity if isinstance(perplexity, list) else ():
         if row["mode"] == "full":
             found.setdefault("perplexity", []).append([row["length"], row["perplexity"]])
@@ -151,6 +153,21 @@ def by_length(evaluation: Mapping[str, Any]) -> dict[str, list[list[float]]]:
         hits.setdefault(row["length"], []).append(row["accuracy"])
     if hits:
         found["passkeys"] = [[length, sum(shares) / len(shares)] for length, shares in sorted(hits.items())]
+    for row in scores if isinstance(scores, list) else ():
+        for share in ("exact_match", "token_accuracy"):
+            found.setdefault(share, []).append([row["length"], row[share]])
+    return found
+
+
+def spread_by_length(dispersion: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, list[list[float]]]]:
+    """(keys, mean over heads) of their entropy and support as texts grow, of heads with an ALiBi bias and without."""
+    found: dict[str, dict[str, list[list[float]]]] = {}
+    for row in dispersion:
+        for kind, biased in (("without", False), ("with", True)):
+            heads = heads_with(row, biased)
+            for name in ("entropy", "support") if heads else ():
+                mean = sum(head[name] for head in heads) / len(heads)
+                found.setdefault(name, {}).setdefault(kind, []).append([row["keys"], mean])
     return found
 
 

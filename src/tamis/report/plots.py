@@ -156,7 +156,7 @@ def diversity(runs: Runs) -> Figure:
             values = [run.analysis["sites"][site]["diversity"] for site in _layers(run, kind)]
             panel.plot(range(len(values)), values, "o-", color=colour, markersize=4)
         _layer_axis(panel, runs, kind)
-    highest = max(float(value) for panel in panels.values() for line in panel.lines for value in line.get_ydata())
+    highest = max(float(np.max(line.get_ydata())) for panel in panels.values() for line in panel.lines)
     panel.set_ylim(0, 1.06 * highest or 1)  # shared by all panels, so only now that they are full
     return _finish(figure, runs, runs)
 

@@ -12,6 +12,7 @@ const SECTIONS = [
       headDensity(),
       layerDensity(),
       supportByLength(),
+      spreadByLength(),
       nullShare(),
       ...scales(),
     ],
@@ -93,6 +94,7 @@ function about() {
   const data = [...new Set(runs.flatMap((run) => run.data ?? []))];
   const some = runs.length > 1 ? `${runs.length} runs` : 'One run';
   const where = data.length ? ` of ${data.join(', ')}` : '';
-  const seen = `heads were looked at on ${whole(runs[0].sentences)} sentences${where}`;
+  const sizes = [...new Set(runs.map((run) => whole(run.sentences)))].join(' and ');
+  const seen = `heads were looked at on ${sizes} sentences${where}`;
   return `${some}; ${seen}. Layers and heads are counted from 0, as in the code.`;
 }

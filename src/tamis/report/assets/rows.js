@@ -1,7 +1,7 @@
 // One query at a time: every key that it sees, with the weight that it gets, in the order of the sentence.
 
 // Past some number of keys only those with a weight are worth their place, and of very many of them the largest.
-const MOST_KEYS = 64;
+const MOST_KEYS = 32;
 const MOST_BARS = 200;
 // The row under the pointer, and the one that tells something where nobody chose.
 let pointedRow = null;

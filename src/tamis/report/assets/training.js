@@ -44,41 +44,91 @@ function trainingCurves() {
   );
 }
 
-const AT_LENGTH = { perplexity: 'perplexity', passkeys: 'pass keys found' };
-
-// What language models score at each length; lengths stand side by side, as they grow by factors.
-function scoresByLength() {
-  const names = Object.keys(AT_LENGTH).filter((name) => runs.some((run) => run.lengths?.[name]));
-  const lengths = [...new Set(runs.flatMap((run) => names.flatMap((name) => (run.lengths?.[name] ?? []).map(([length]) => length))))].sort((a, b) => a - b);
-  const place = (length) => lengths.indexOf(length);
-  const value = (name, found) => (name === 'passkeys' ? percent(found, 0) : fixed(found, 2));
-  const every = runs.flatMap((run) => names.flatMap((name) => (run.lengths?.[name] ?? []).map(([length, found]) => [run.name, name, length, found])));
+// Panels of what was measured at some lengths, which stand side by side as they grow by factors.  A series is
+// { run, points: [[length, value]], dashed, of }, where `of` is what it is of, if not of all.
+function lengthFigure({ name, title, caption, unit, panels }) {
+  const lengths = [...new Set(panels.flatMap(({ series }) => series.flatMap(({ points }) => points.map(([length]) => length))))].sort((a, b) => a - b);
   return (
-    names.length && {
-      name: 'lengths',
-      title: 'How far a language model carries',
-      caption: 'Perplexity of the same tokens in windows of each length, and the share of pass keys that are found in texts of that length.',
+    lengths.length && {
+      name,
+      title,
+      caption,
       draw: (colours) => ({
-        panels: names.map((name) => ({
-          title: AT_LENGTH[name],
+        panels: panels.map(({ title: about, text, y, series }) => ({
+          title: about,
           x: [-0.25, lengths.length - 0.75],
+          y,
           ticks: lengths.map((length, at) => [at, tickText(length)]),
-          lines: runs
-            .filter((run) => run.lengths?.[name])
-            .map((run) => ({
-              points: run.lengths[name].map(([length, found]) => [place(length), found]),
-              colour: colourOf(run, colours),
-              tip: ([at, found]) => [run.name, `${whole(lengths[at])} tokens`, `${AT_LENGTH[name]} ${value(name, found)}`],
-            })),
+          lines: series.map(({ run, points, dashed, of = '' }) => ({
+            points: points.map(([length, found]) => [lengths.indexOf(length), found]),
+            colour: colourOf(run, colours),
+            dashed,
+            tip: ([at, found]) => [run.name + of, `${unit} ${whole(lengths[at])}`, `${about} ${text(found)}`],
+          })),
         })),
-        x: { label: 'tokens' },
+        x: { label: unit },
         y: { own: true },
         columns: 2,
         entries: entriesOf(runs, colours),
       }),
-      rows: [['run', 'figure', 'tokens', 'value'], ...every],
+      rows: [
+        ['run', 'figure', unit, 'value'],
+        ...panels.flatMap(({ title: about, series }) => series.flatMap(({ run, points, of = '' }) => points.map(([length, found]) => [run.name, about + of, length, found]))),
+      ],
     }
   );
+}
+
+const roughly = (found) => percent(found, 0);
+const AT_LENGTH = {
+  perplexity: { title: 'perplexity', text: (found) => fixed(found, 2) },
+  passkeys: { title: 'pass keys found', text: roughly, y: [0, 1] },
+  exact_match: { title: 'exact match', text: roughly, y: [0, 1] },
+  token_accuracy: { title: 'token accuracy', text: roughly, y: [0, 1] },
+};
+
+// What language models and models of tasks score at each length.
+function scoresByLength() {
+  const names = Object.keys(AT_LENGTH).filter((name) => runs.some((run) => run.lengths?.[name]));
+  const series = (name) => runs.filter((run) => run.lengths?.[name]).map((run) => ({ run, points: run.lengths[name] }));
+  return lengthFigure({
+    name: 'lengths',
+    title: 'Scores by length',
+    caption:
+      'Of language models: the perplexity of the same tokens in windows of each length, and the share of pass keys that are ' +
+      'found in texts of that length. Of tasks: the share of sequences, and of tokens, that are right.',
+    unit: names.includes('exact_match') ? 'length' : 'tokens',
+    panels: names.map((name) => ({ ...AT_LENGTH[name], series: series(name) })),
+  });
+}
+
+const SPREAD = {
+  entropy: { title: 'entropy / log n', text: (found) => fixed(found, 3), y: [0, 1] },
+  support: { title: 'keys with a weight', text: (found) => fixed(found, 1) },
+};
+const BIASED = { without: '', with: ', heads with a bias' };
+
+// How heads spread as texts grow.
+function spreadByLength() {
+  const names = Object.keys(SPREAD).filter((name) => runs.some((run) => run.spread?.[name]));
+  const kinds = Object.keys(BIASED);
+  const series = (name) =>
+    kinds.flatMap((kind) =>
+      runs
+        .filter((run) => run.spread?.[name]?.[kind])
+        .map((run) => ({ run, points: run.spread[name][kind], dashed: kind === 'with', of: BIASED[kind] })),
+    );
+  const biased = names.some((name) => series(name).some(({ dashed }) => dashed));
+  return lengthFigure({
+    name: 'spread',
+    title: 'How heads spread as texts grow',
+    caption:
+      'Entropy of the last rows of a text over the log of their keys, and how many keys they keep, means over heads. The first ' +
+      'length is that of training. With softmax the entropy goes to 1.' +
+      (biased ? ' Dashed: heads whose ALiBi bias holds them near.' : ''),
+    unit: 'tokens',
+    panels: names.map((name) => ({ ...SPREAD[name], series: series(name) })),
+  });
 }
 
 // Which colour is which layer: all of a few, the ends and the middle of many.
