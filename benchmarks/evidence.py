@@ -137,7 +137,8 @@ def adaptive() -> Iterable[Unit]:
 
 
 def rectified() -> Iterable[Unit]:
-    """ReLA as it is, and with what might close its gap to softmax: a slope that goes to 0, and the rest of the list."""
+    """ReLA as it is, and with what might close its gap to softmax: a slope that goes to 0, and the rest of the list.
+    Sparsemax as it is, and with an alpha that comes to 2 from 1."""
     slopes = {
         "leaky-400": {"name": "slope", "end": 400},
         "leaky-700": {"name": "slope", "end": 700},
@@ -149,6 +150,11 @@ def rectified() -> Iterable[Unit]:
         **{name: {"training.schedules": [spec]} for name, spec in slopes.items()},
         "by-count": {"model.mechanism": {"name": "rela", "divide_by_count": True}},
         "long-warm-up": {"training.warmup": 300},
+        "sparsemax": {"model.mechanism": "sparsemax"},
+        "sparsemax-from-softmax": {
+            "model.mechanism": "sparsemax",
+            "training.schedules": [{"name": "alpha", "end": 400}],
+        },
     }
     for seed in SEEDS:
         for variant, changes in tried.items():
