@@ -109,7 +109,7 @@ def units() -> list[Unit]:
 
 def adaptive() -> Iterable[Unit]:
     """Alphas that have time to travel: the sum of their rates is 45, that of the paper's schedule 44; and the same with
-    the recipe's own rate, and under pressure that begins after the warm-up."""
+    the recipe's own rate, and under pressure that begins after the warm-up.  Beside them softmax and ReLA, as long."""
     long: dict[str, Any] = {
         "data.train": "grammar:train:120000",
         "training.steps": 3000,
@@ -122,6 +122,7 @@ def adaptive() -> Iterable[Unit]:
         "softmax": ("softmax", {}),
         "slow-entmax": ("entmax", {"training.mechanism_lr": 4.0}),
         "pressed-entmax": ("entmax", pressed),
+        "rela": ("rela", {"training.mechanism_lr": 4.0}),
     }
     for seed in SEEDS:
         for variant, (arm, changes) in variants.items():
