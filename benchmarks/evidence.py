@@ -109,7 +109,7 @@ def units() -> list[Unit]:
 
 def adaptive() -> Iterable[Unit]:
     """Alphas that have time to travel: the sum of their rates is 45, that of the paper's schedule 44; and the same with
-    the recipe's own rate, and under pressure that begins after the warm-up."""
+    the recipe's own rate, and under pressure that begins after the warm-up.  Beside them softmax and ReLA, as long."""
     long: dict[str, Any] = {
         "data.train": "grammar:train:120000",
         "training.steps": 3000,
@@ -122,6 +122,7 @@ def adaptive() -> Iterable[Unit]:
         "softmax": ("softmax", {}),
         "slow-entmax": ("entmax", {"training.mechanism_lr": 4.0}),
         "pressed-entmax": ("entmax", pressed),
+        "rela": ("rela", {"training.mechanism_lr": 4.0}),
     }
     for seed in SEEDS:
         for variant, (arm, changes) in variants.items():
@@ -137,7 +138,8 @@ def adaptive() -> Iterable[Unit]:
 
 
 def rectified() -> Iterable[Unit]:
-    """ReLA as it is, and with what might close its gap to softmax: a slope that goes to 0, and the rest of the list."""
+    """ReLA as it is, and with what might close its gap to softmax: a slope that goes to 0, and the rest of the list.
+    Sparsemax as it is, and with an alpha that comes to 2 from 1."""
     slopes = {
         "leaky-400": {"name": "slope", "end": 400},
         "leaky-700": {"name": "slope", "end": 700},
@@ -149,6 +151,11 @@ def rectified() -> Iterable[Unit]:
         **{name: {"training.schedules": [spec]} for name, spec in slopes.items()},
         "by-count": {"model.mechanism": {"name": "rela", "divide_by_count": True}},
         "long-warm-up": {"training.warmup": 300},
+        "sparsemax": {"model.mechanism": "sparsemax"},
+        "sparsemax-from-softmax": {
+            "model.mechanism": "sparsemax",
+            "training.schedules": [{"name": "alpha", "end": 400}],
+        },
     }
     for seed in SEEDS:
         for variant, changes in tried.items():

@@ -3,6 +3,7 @@
 import dataclasses
 import importlib
 import json
+import re
 import sys
 from pathlib import Path
 
@@ -12,7 +13,7 @@ from tamis.experiments import read_recipe
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "benchmarks" / "results" / "evidence"
-PAGE = (ROOT / "docs" / "results" / "embedded-corpus.md").read_text()
+PAGE = ROOT / "docs" / "results" / "embedded-corpus.md"
 
 
 @pytest.fixture(scope="module")
@@ -62,3 +63,21 @@ def test_few_of_many_are_evenly_spaced_and_small_numbers_keep_their_digits(evide
     assert evidence.rounded({"a": [1.23456789, 0.000123456789, 7]}) == {"a": [1.2346, 0.0001235, 7]}
     assert evidence.spread([1.0]) == "1.00"
     assert evidence.spread([1.0, 3.0]) == "2.00 +-1.41"
+
+
+def test_tables_have_what_the_files_have():
+    """A row that names a file begins with its BLEU, its best AER, its density and its validation loss."""
+    rows = re.findall(
+        r"^\| \[[^]]*\]\(\S*/results/evidence/(\S+?\.json)\) \| (.+) \|$", PAGE.read_text(), flags=re.MULTILINE
+    )
+    assert len(rows) >= 5
+    for name, cells in rows:
+        found = json.loads((RESULTS / name).read_text())
+        *_, loss = found["valid"].values()
+        expected = [
+            f"{found['bleu']:.1f}",
+            f"{100 * found['alignment']['best']['aer']:.1f}",
+            f"{found['valid_density']:.2f}",
+            f"{loss:.3f}",
+        ]
+        assert cells.split(" | ")[:4] == expected, name
