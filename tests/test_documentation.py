@@ -12,7 +12,6 @@ import pytest
 import typer
 
 import tamis.cli
-
 from tamis.mechanisms import MECHANISMS
 
 ROOT = Path(__file__).parent.parent
