@@ -61,8 +61,8 @@ def train(
 def evaluate(runs: list[Path], overrides: Settings = [], device: Device = None) -> None:  # noqa: B006
     """Score runs on the test set of their recipe: BLEU, chrF, likelihood, attention, and AER where there is gold.
 
-    Of language models: perplexity by place and by length, and how often a pass key is found.  Of tasks: exact match and
-    token accuracy at multiples of the length in training.
+    For language models: perplexity by place and by length, and how often a pass key is found.  For tasks: exact match
+    and token accuracy at multiples of the length in training.
     """
     from tamis.experiments import evaluate, open_run, read_settings
 
