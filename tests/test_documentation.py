@@ -6,9 +6,12 @@ import io
 import json
 import re
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+import typer
 
+import tamis.cli
 from tamis.mechanisms import MECHANISMS
 
 ROOT = Path(__file__).parent.parent
@@ -123,3 +126,74 @@ def test_what_has_no_result_file_is_a_mark_with_one_footnote(path):
     notes = [line for line in text.splitlines() if line.startswith("† ")]
     assert len(notes) == (1 if "†" in text else 0)
     assert text.count("no result file") == len(notes)
+
+
+def undocumented():
+    pass
+
+
+def fragment(x: int) -> int:
+    """Of a number."""
+    return x
+
+
+def whole(x: int) -> int:
+    """Return a number.
+
+    Args:
+        x: the number.
+
+    Returns:
+        the same.
+    """
+    return x
+
+
+class Methods:
+    """Have methods."""
+
+    def fine(self):
+        """Do something."""
+
+    def thing(self):
+        """What it is."""
+
+
+@pytest.mark.parametrize(
+    ("value", "said"),
+    [
+        (undocumented, ["no docstring"]),
+        (fragment, ["begins with 'Of'", "no Args", "no Returns"]),
+        (whole, []),
+        (Methods, ["method thing"]),
+    ],
+)
+def test_docstrings_that_do_not_stand_for_themselves_are_found(value, said):
+    pytest.importorskip("sphinx", reason="the site is built with the extra [docs]")
+    found = list(module(ROOT / "docs/extensions/every_name.py").faults(value))
+    assert len(found) == len(said)
+    assert all(part in fault for part, fault in zip(said, found, strict=True))
+
+
+def test_a_public_name_that_is_not_in_the_reference_ends_the_build(monkeypatch):
+    pytest.importorskip("sphinx", reason="the site is built with the extra [docs]")
+    every_name = module(ROOT / "docs/extensions/every_name.py")
+    objects = [("tamis.native.Status", "Status", "class", "reference/native", "", 1)]
+    app = SimpleNamespace(config=SimpleNamespace(public_modules=["tamis.native"]))
+    env = SimpleNamespace(get_domain=lambda name: SimpleNamespace(get_objects=lambda: objects))
+    said = []
+    monkeypatch.setattr(every_name.log, "warning", lambda text, *values: said.append(text % values))
+    every_name.check(app, env)
+    assert said == ["tamis.native.status is public and not in the reference"]
+
+
+def test_the_page_of_commands_has_them_all():
+    commands = module(ROOT / "docs/extensions/commands.py")
+    app = typer.main.get_command(tamis.cli.app)
+    page = "\n\n".join(commands.described("tamis", app))
+    assert "## tamis train\n\n```text\ntamis train [OPTIONS] RECIPE\n```" in page
+    assert "| `--shown` | Sentences whose weights are kept to look at. | `32` |" in page
+    for name, command in app.commands.items():
+        assert f"## tamis {name}" in page
+        for own in getattr(command, "commands", {}):
+            assert f"## tamis {name} {own}" in page

@@ -30,6 +30,13 @@ def test_nothing_is_loaded_from_a_network(site):
         assert loaded == [], f"{page.name} loads {loaded}"
 
 
+def test_notebooks_and_commands_are_pages(site):
+    notebook = (site / "tutorials/learn-alphas.html").read_text()
+    assert "learned: [" in notebook
+    assert "execution_count" not in notebook
+    assert "tamis train [OPTIONS] RECIPE" in (site / "reference/commands.html").read_text()
+
+
 def test_formulas_are_drawn(site):
     browser = shutil.which("chromium") or shutil.which("google-chrome")
     if browser is None:

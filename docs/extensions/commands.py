@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-MARK = "<!-- commands -->"
+MARK, PAGE = "<!-- commands -->", "reference/commands"
 
 
 def cell(text: Any) -> str:
@@ -45,6 +45,12 @@ def read(app, name, source):
         source[0] = source[0].replace(MARK, text)
 
 
+def always(app, env, added, changed, removed):
+    """Read the page anew in every build: what it shows lies in code."""
+    return [PAGE]
+
+
 def setup(app):
+    app.connect("env-get-outdated", always)
     app.connect("source-read", read)
     return {"parallel_read_safe": True, "parallel_write_safe": True}

@@ -7,19 +7,40 @@ from sphinx.util import logging
 
 log = logging.getLogger(__name__)
 
-NOT_A_VERB = ("A", "All", "An", "As", "Back", "Every", "From", "How", "Of", "The", "What", "Where", "Who", "Within")
+NOT_A_VERB = {
+    "A",
+    "All",
+    "An",
+    "As",
+    "Back",
+    "Every",
+    "From",
+    "How",
+    "Of",
+    "The",
+    "Those",
+    "What",
+    "Where",
+    "Who",
+    "Within",
+}
 
 
 def faults(value):
-    """Yield what is wrong with the docstring of a public class or function."""
+    """Yield what is wrong with the docstring of a public class or function, and of the methods of a class."""
     doc = inspect.getdoc(value)
     if not doc:
         yield "has no docstring"
         return
     first = doc.split()[0]
-    if first == "Of":
-        yield "has a docstring that begins with 'Of'"
-    if not inspect.isfunction(value):
+    if inspect.isclass(value):
+        if first == "Of":
+            yield "has a docstring that begins with 'Of'"
+        for name, method in vars(value).items():
+            if not name.startswith("_") and inspect.isfunction(method) and method.__doc__:
+                first = method.__doc__.split()[0]
+                if first in NOT_A_VERB:
+                    yield f"has a method {name} whose docstring begins with {first!r}, and not with a verb"
         return
     if first in NOT_A_VERB or not first[0].isupper():
         yield f"has a docstring that begins with {first!r}, and not with a verb"

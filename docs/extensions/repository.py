@@ -30,7 +30,7 @@ def read(app, name, source):
         target = own.get(target, target)
         if not target.exists():
             log.warning("%s links to %s, which does not exist", written.name, match[1], location=name)
-        inside = target.is_relative_to(DOCS) and target.suffix in (".md", ".png", ".svg")
+        inside = target.is_relative_to(DOCS) and target.suffix in (".md", ".ipynb", ".png", ".svg")
         if inside:
             return os.path.relpath(target, page.parent) + (match[2] or "")
         return f"repository:{base}/{target.relative_to(ROOT)}{match[2] or ''}"

@@ -112,7 +112,7 @@ class EntmaxCategorical(Distribution):
         return -(self.probs * torch.where(self.support_mask, self.probs, 1.0).log()).sum(-1)
 
     def enumerate_support(self, expand: bool = True) -> Tensor:
-        """All outcomes 0 .. K - 1, impossible ones included, as every batch member must have the same ones."""
+        """Return all outcomes 0 .. K - 1, impossible ones included, as every batch member must have the same ones."""
         values = torch.arange(self.num_outcomes, device=self.probs.device)
         values = values.view(-1, *(1,) * len(self.batch_shape))
         return values.expand(-1, *self.batch_shape) if expand else values

@@ -50,7 +50,7 @@ class Figure:
         return self.setting or self.name
 
     def columns(self) -> Iterator[dict[str, Any]]:
-        """As the page takes it: one column, or one for each distance, in plain values."""
+        """Return what the page takes: one column, or one for each distance, in plain values."""
         own = {"name": self.name, "digits": self.digits, "threshold": self.threshold_name}
         if not self.offsets:
             counts = {"counted": self.counted, "missing": self.missing} if self.missing else {}

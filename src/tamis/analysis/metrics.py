@@ -111,12 +111,12 @@ class AttentionMetrics:
         self.add(site, Rows.of(weights, visible))
 
     def add(self, site: str, rows: Rows) -> None:
-        """The same, for rows at hand."""
+        """Add up rows at hand, as for a batch."""
         sums = (density_sums, zero_sums, null_sums, diversity_sums)
         self._found.add(site, {name: add_up(rows) for name, add_up in zip(FIGURES, sums, strict=True)})
 
     def results(self) -> dict[str, SiteMetrics]:
-        """The figures of each site, in the order in which sites were first seen."""
+        """Return the figures of each site, in the order in which sites were first seen."""
         return {site: self._site(**sums) for site, sums in self._found.items()}
 
     def summary(self) -> dict[str, dict[str, float]]:

@@ -153,11 +153,12 @@ class Analysis:
         return {kind: counts.tolist() for kind, counts in found.items()}
 
     def arrays(self) -> dict[str, Tensor]:
-        """For :func:`tamis.analysis.write_arrays`: histograms, and the non-zeros of the sentences to be shown."""
+        """Return arrays for :func:`tamis.analysis.write_arrays`: histograms, and the non-zeros of the sentences to be
+        shown."""
         return {**self.histograms, **shown_arrays(self.shown)}
 
     def to_dict(self) -> dict[str, Any]:
-        """All but the arrays, as JSON has it."""
+        """Return all but the arrays, as JSON has it."""
         return plain(
             {
                 "sentences": self.sentences,

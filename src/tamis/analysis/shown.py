@@ -25,7 +25,7 @@ class ShownSentence:
     """By site, of shape (1, H, Lq, Lk)."""
 
     def arrays(self) -> dict[str, Tensor]:
-        """As plain arrays: target, source, and for each site its crow, col, val and shape."""
+        """Return plain arrays: target, source, and for each site its crow, col, val and shape."""
         found = {"target": self.target.int()}
         if self.source is not None:
             found["source"] = self.source.int()

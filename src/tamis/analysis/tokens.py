@@ -105,7 +105,7 @@ class Sentences:
         target_vocabulary: Vocabulary,
         languages: tuple[str | None, str | None] = (None, None),
     ) -> Sentences:
-        """From a batch of translation; numbers are the indices of its pairs."""
+        """Make sentences from a batch of translation; numbers are the indices of its pairs."""
         return cls(
             # Positions that are no label are no queries, the last padding of the decoder's input included.
             target=describe_tokens(

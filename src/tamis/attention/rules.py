@@ -37,7 +37,7 @@ class Rule:
         return -math.inf
 
     def bind(self, call: Call) -> Rule:
-        """The rule for this call, in the form that backends compute with; an error if it does not fit."""
+        """Return the rule for this call, in the form that backends compute with; an error if it does not fit."""
         return self
 
     def dense(self, scores: Tensor, keep: Tensor | None) -> Tensor:
@@ -48,18 +48,19 @@ class Rule:
         raise NotImplementedError(f"{type(self).__name__} must define dense()")
 
     def margin(self) -> float | Tensor | None:
-        """How far below the largest of its row a score surely has weight 0, for all heads or (H,); None if never."""
+        """Say how far below the largest of its row a score surely has weight 0, for all heads or (H,); None if
+        never."""
         return None
 
     def over_rows(self, change: Callable[[Tensor], Tensor]) -> Rule:
-        """The same rule with its tensors per row, each as one that broadcasts to (B, H, Lq, 1), changed.
+        """Return the same rule with its tensors per row, each as one that broadcasts to (B, H, Lq, 1), changed.
 
         A rule that holds such tensors must define it to work for some of the heads or queries of a call.
         """
         return self
 
     def of_heads(self, heads: slice) -> Rule:
-        """The same rule for some of the heads."""
+        """Return the same rule for some of the heads."""
         return self.over_rows(lambda rows: take(rows, 1, heads))
 
 

@@ -109,7 +109,7 @@ class SparseWeights(NamedTuple):
     """(B, H, Lq, Lk)"""
 
     def to_dense(self) -> Tensor:
-        """The weights as (B, H, Lq, Lk)."""
+        """Return the weights as (B, H, Lq, Lk)."""
         rows = torch.repeat_interleave(torch.arange(self.crow.numel() - 1, device=self.col.device), self.crow.diff())
         dense = self.val.new_zeros(self.crow.numel() - 1, self.shape[3])
         dense[rows, self.col] = self.val
@@ -120,11 +120,12 @@ class SparseWeights(NamedTuple):
         return self.to_dense()
 
     def to_torch(self) -> Tensor:
-        """The weights as a tensor in torch's layout of compressed rows, (B * H * Lq, Lk)."""
+        """Return the weights as a tensor in torch's layout of compressed rows, (B * H * Lq, Lk)."""
         return torch.sparse_csr_tensor(self.crow, self.col, self.val, (self.crow.numel() - 1, self.shape[3]))
 
     def to_scipy(self) -> Any:
-        """The weights as a `scipy.sparse.csr_array`, (B * H * Lq, Lk); half precision becomes fp32, scipy has none."""
+        """Return the weights as a `scipy.sparse.csr_array`, (B * H * Lq, Lk); half precision becomes fp32, scipy has
+        none."""
         try:
             from scipy.sparse import csr_array
         except ImportError as error:

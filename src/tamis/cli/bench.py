@@ -18,7 +18,10 @@ def _name_results(*_: Any, **__: Any) -> None:
 
 
 bench = typer.Typer(
-    no_args_is_help=True, help="Benchmarks, as a table and JSON.", result_callback=_name_results, rich_markup_mode=None
+    no_args_is_help=True,
+    help="Run benchmarks, as a table and JSON.",
+    result_callback=_name_results,
+    rich_markup_mode=None,
 )
 
 

@@ -48,7 +48,7 @@ def train(
     overrides: Overrides = [],  # noqa: B006
     device: Device = None,
 ) -> None:
-    """Train a model; the same command goes on after an interruption, to the bit.  Works under torchrun.
+    """Train a model; the same command resumes after an interruption, bit-exactly.  Works under torchrun.
 
     A recipe with a [data] section is for translation, one with [text] for a language model, one with [task] for a
     generated task.
@@ -63,8 +63,8 @@ def train(
 def evaluate(runs: list[Path], overrides: Settings = [], device: Device = None) -> None:  # noqa: B006
     """Score runs on the test set of their recipe: BLEU, chrF, likelihood, attention, and AER where there is gold.
 
-    Of language models: perplexity by place and by length, and how often a pass key is found.  Of tasks: exact match and
-    token accuracy at multiples of the length in training.
+    For language models: perplexity by place and by length, and how often a pass key is found.  For tasks: exact match
+    and token accuracy at multiples of the length in training.
     """
     from tamis.experiments import evaluate, open_run, read_settings
 
@@ -85,7 +85,7 @@ def analyze(
     shown: Annotated[int, typer.Option(help="Sentences whose weights are kept to look at.")] = 32,
     device: Device = None,
 ) -> None:
-    """What the heads of runs do: density, roles, alphas, null attention, alignment, spread, importance."""
+    """Measure what the heads of runs do: density, roles, alphas, null attention, alignment, spread, importance."""
     from tamis.experiments import analyze
 
     text = None if not data else data[0] if len(data) == 1 else data
@@ -103,7 +103,7 @@ def dispersion(
     output: Annotated[Path, typer.Option(help="A .pdf, .svg or .png file.")] = Path("dispersion.png"),
     device: Device = None,
 ) -> None:
-    """How heads spread as texts grow: entropy, support, and how far those with an ALiBi bias reach.
+    """Measure how heads spread as texts grow: entropy, support, and how far those with an ALiBi bias reach.
 
     Writes dispersion.json into each run, and one picture of all.
     """
@@ -127,7 +127,7 @@ def compare(
     runs: Annotated[list[str], typer.Argument(help="NAME=RUN[,RUN...]: the runs of a system, such as its seeds.")],
     baseline: Annotated[str | None, typer.Option(help="A name; the first system by default.")] = None,
 ) -> None:
-    """Evaluated runs side by side, the seeds of a system pooled: of translation by paired bootstrap."""
+    """Compare evaluated runs, the seeds of a system pooled; translation by paired bootstrap."""
     from tamis.experiments import compare
 
     print(compare(systems(runs), baseline).describe())

@@ -12,7 +12,7 @@ from tamis.cli.command import Device, Settings, command, named
 
 group = typer.Typer(
     no_args_is_help=True,
-    help="Generated tasks, and how well models do them at greater lengths.",
+    help="Train and test models on generated tasks, at greater lengths than in training.",
     rich_markup_mode=None,
 )
 group.command("train")(stages.train)
@@ -21,7 +21,7 @@ group.command("evaluate")(stages.evaluate)
 
 @command(group, "list", plugins=True)
 def list_tasks() -> None:
-    """Name the tasks, each with what it asks for."""
+    """List the tasks, each with what it wants."""
     from tamis.data.tasks import TASKS
 
     for name, kind in TASKS.items():
@@ -30,7 +30,7 @@ def list_tasks() -> None:
 
 @command(group, plugins=True)
 def heads(runs: list[Path], overrides: Settings = [], device: Device = None) -> None:  # noqa: B006
-    """Exact match of runs with each of their heads silenced: which heads a task needs, and at which lengths."""
+    """Measure exact match of runs with each of their heads silenced: which heads a task needs, and at which lengths."""
     from tamis.experiments import heads, read_settings
 
     for run in runs:

@@ -195,7 +195,7 @@ class Updates:
         self.tokens, self.seed, self.max_sentences = tokens, seed, max_sentences
 
     def epoch(self, number: int) -> list[Indices]:
-        """The batches of an epoch, each sorted by size."""
+        """Return the batches of an epoch, each sorted by size."""
         order = shuffled(len(self.sizes), self.seed, number, 0)
         batches: list[Indices] = []
         for start in range(0, len(order), POOL):

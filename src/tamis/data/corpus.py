@@ -173,11 +173,11 @@ class ParallelCorpus(IndexedCorpus):
         return (self[index] for index in range(len(self)))
 
     def sources(self, indices: npt.NDArray[np.int64]) -> npt.NDArray[Any]:
-        """The ids of the sources of some pairs, one after another."""
+        """Return the ids of the sources of some pairs, one after another."""
         return self._gather(2 * indices, self.source_lengths[indices])
 
     def targets(self, indices: npt.NDArray[np.int64]) -> npt.NDArray[Any]:
-        """The ids of the targets of some pairs, one after another."""
+        """Return the ids of the targets of some pairs, one after another."""
         return self._gather(2 * indices + 1, self.target_lengths[indices])
 
     def _gather(self, sides: npt.NDArray[np.int64], lengths: npt.NDArray[np.int32]) -> npt.NDArray[Any]:

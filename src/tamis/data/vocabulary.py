@@ -147,29 +147,29 @@ class Vocabulary:
         return {name: getattr(self, f"{name}_id") for name in SPECIAL}
 
     def encode(self, text: str) -> list[int]:
-        """The ids of a text, without bos or eos."""
+        """Return the ids of a text, without bos or eos."""
         return self._encode(text, int)
 
     def encode_batch(self, texts: Sequence[str]) -> list[npt.NDArray[np.int32]]:
-        """The ids of many texts, by all cores."""
+        """Return the ids of many texts, by all cores."""
         return self._encode(list(texts), "numpy")
 
     def decode(self, ids: Iterable[int]) -> str:
-        """The text of some ids; pad, bos and eos are passed over."""
+        """Return the text of some ids; pad, bos and eos are passed over."""
         return self._processor.decode([number for number in self._checked(ids) if number not in self._ignored])
 
     def pieces(self, ids: Iterable[int]) -> list[str]:
-        """How each id is written, specials included; a leading space shows as U+2581."""
+        """Return how each id is written, specials included; a leading space shows as U+2581."""
         return [self._added.get(number) or self._processor.id_to_piece(number) for number in self._checked(ids)]
 
     def single_characters(self) -> tuple[int, int]:
-        """How many pieces are a single character, and how many there are; specials and bytes count as neither."""
+        """Count how many pieces are a single character, and how many there are; specials and bytes count as neither."""
         ids = [n for n in range(self._pieces) if not self._processor.is_control(n) and not self._processor.is_byte(n)]
         learned = [self._processor.id_to_piece(number) for number in ids if number not in (self.unk_id, self.pad_id)]
         return sum(len(piece.lstrip("\u2581")) <= 1 for piece in learned), len(learned)
 
     def spans(self, text: str) -> tuple[list[int], list[tuple[int, int]]]:
-        """The ids of a text, and for each the characters [begin, end) of the text that it stands for.
+        """Return the ids of a text, and for each the characters [begin, end) of the text that it stands for.
 
         White space around a piece is not part of its span: a piece of nothing else has an empty one where the next
         piece begins.  Of a character spelled in bytes each byte has the whole character.

@@ -98,7 +98,8 @@ class TextGenerator:
         return [found[0].text for found in self.generate(prompts, **overrides)]
 
     def generate(self, prompts: Sequence[str], **overrides: Any) -> list[list[Continuation]]:
-        """The `n_best` continuations of each prompt, of at most `max_length` tokens; no prompt begins a document.
+        """Return the `n_best` continuations of each prompt, of at most `max_length` tokens; no prompt begins a
+        document.
 
         What is drawn is a function of the seed and the prompt, whatever other prompts there are.
         """
@@ -110,7 +111,7 @@ class TextGenerator:
             return [self._continued(model, prompt, config) for prompt in prompts]
 
     def settings(self, overrides: dict[str, Any]) -> DecodingConfig:
-        """Those of the model but for what is changed."""
+        """Return the settings of the model but for what is changed."""
         return check_method(DecodingConfig.from_dict({**self.decoding.to_dict(), **overrides}))
 
     def _continued(self, model: CausalLM, prompt: str, config: DecodingConfig) -> list[Continuation]:

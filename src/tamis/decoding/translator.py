@@ -113,7 +113,7 @@ class Translator:
     def translate(
         self, sentences: Sequence[str], *, progress: Progress | None = None, **overrides: Any
     ) -> list[list[Translation]]:
-        """The `n_best` translations of each sentence, in the order of the sentences; see :func:`beam_search`.
+        """Return the `n_best` translations of each sentence, in the order of the sentences; see :func:`beam_search`.
 
         A sentence without any text has one empty translation.  One longer than `max_source_length` is cut there, and a
         warning is logged.  Sentences of like length are translated together, `batch_tokens` at a time.
@@ -144,7 +144,8 @@ class Translator:
         return results
 
     def attention(self, sources: Sequence[str], targets: Sequence[str]) -> list[CrossAttention]:
-        """The cross-attention of each pair, all layers and heads, while the model is made to write the target."""
+        """Return the cross-attention of each pair, all layers and heads, while the model is made to write the
+        target."""
         sources, targets = _texts("sources", sources), _texts("targets", targets)
         if len(sources) != len(targets):
             raise ValueError(f"there must be as many targets as sources, got {len(targets)} and {len(sources)}")

@@ -147,7 +147,7 @@ class AlignmentReport:
         return min(self.cells(), key=lambda cell: cell.score.aer)
 
     def cells(self) -> Iterator[Cell]:
-        """Every figure there is."""
+        """List every figure there is."""
         for mode in MODES:
             for number, layer in enumerate(getattr(self, mode)):
                 yield from (Cell(mode, number, head, score) for head, score in enumerate(layer.heads))
@@ -164,7 +164,7 @@ class AlignmentReport:
         }
 
     def describe(self) -> str:
-        """A table of AER in percent: layers across, best head and average of heads down."""
+        """Return a table of AER in percent: layers across, best head and average of heads down."""
         title = f"AER % on {self.pairs} pairs, layer"
         lines = [f"{title:<26}" + " ".join(f"{number:>5}" for number in range(len(self.normal)))]
         for mode in MODES:

@@ -91,7 +91,7 @@ class LengthDispersion:
         return asdict(self)
 
     def describe(self) -> str:
-        """A row of the table that `HEADING` begins: means over heads, those with a bias apart."""
+        """Return a row of the table that `HEADING` begins: means over heads, those with a bias apart."""
         cells = [
             f"{_mean(head['entropy'] for head in some):>16} {_mean(head['support'] for head in some):>9}"
             for some in (heads_with(self.to_dict(), biased=False), heads_with(self.to_dict(), biased=True))

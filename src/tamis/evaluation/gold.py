@@ -60,7 +60,7 @@ class GoldPair:
         *,
         join: Joiner = " ".join,
     ) -> Self:
-        """From words.  `join` makes the texts: for a model of natural text, pass a detokeniser."""
+        """Make a pair from words.  `join` makes the texts: for a model of natural text, pass a detokeniser."""
         texts = join(source), join(target)
         return cls(
             source=texts[0],
@@ -73,7 +73,7 @@ class GoldPair:
 
     @classmethod
     def from_example(cls, example: Example) -> Self:
-        """From a sentence pair of the embedded corpus."""
+        """Make a pair from a sentence pair of the embedded corpus."""
         return cls(
             source=example.source_text,
             target=example.target_text,
@@ -84,7 +84,7 @@ class GoldPair:
         )
 
     def swapped(self) -> Self:
-        """The same for the other direction of translation."""
+        """Return the pair for the other direction of translation."""
         return type(self)(
             source=self.target,
             target=self.source,

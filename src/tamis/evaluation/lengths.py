@@ -69,7 +69,7 @@ class LengthScore:
         return asdict(self)
 
     def describe(self) -> str:
-        """A row of the table that `HEADING` begins."""
+        """Return a row of the table that `HEADING` begins."""
         shares = f"{self.exact_match:>12.1%} {self.token_accuracy:>15.1%}"
         return f"{self.multiple:>8g}x {self.length:>8} {self.samples:>8} {shares} {self.seconds:>9.1f}"
 

@@ -76,7 +76,7 @@ class Comparison:
     """By system, then metric; the baseline is compared with itself."""
 
     def describe(self) -> str:
-        """A table: mean and spread over runs, and the difference from the baseline with its interval."""
+        """Return a table: mean and spread over runs, and the difference from the baseline with its interval."""
         width = max(8, *map(len, self.systems))
         lines = [f"{self.sentences} sentences, {self.samples} resamples, baseline {self.baseline}"]
         for metric, signature in self.signatures.items():

@@ -137,7 +137,7 @@ class Experiment(Config, ABC):
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> Self:
-        """From the tables of a recipe; a section that is not there has its defaults."""
+        """Make an experiment from the tables of a recipe; a section that is not there has its defaults."""
         sections = cls.sections()
         for key in values:
             if key not in {known.name for known in fields(cls)}:
@@ -160,7 +160,7 @@ class Experiment(Config, ABC):
 
     @classmethod
     def sections(cls) -> dict[str, type[Config]]:
-        """The classes that check the sections, but for [model]; that of the kind comes first."""
+        """Return the classes that check the sections, but for [model]; that of the kind comes first."""
         return dict(sorted(_sections(cls).items(), key=lambda item: item[0] != cls.section))
 
     @classmethod
@@ -175,7 +175,7 @@ class Experiment(Config, ABC):
         return repr(names[difflib.get_close_matches(key, names, 1, 0.0)[0]])
 
     def to_toml(self) -> str:
-        """As a file that `read_recipe` reads back."""
+        """Write a file that `read_recipe` reads back."""
         values = self.to_dict()
         first = {name: values.pop(name) for name in ("name", "description")}
         if not (loaded := values.pop("plugins")):
@@ -183,7 +183,7 @@ class Experiment(Config, ABC):
         return as_toml({**first, "plugins": loaded, self.section: values.pop(self.section), **values})
 
     def settings(self) -> dict[str, Any]:
-        """All that the weights depend on, as section.key, defaults included."""
+        """Return all that the weights depend on, as section.key, defaults included."""
         tables = {**self.to_dict(), "model": self.model_config().to_dict()}
         return {
             f"{section}.{key}": value
@@ -200,23 +200,23 @@ class Experiment(Config, ABC):
         """With the sizes that the data have, or with any before they are prepared."""
 
     def prepare(self, display: Display) -> Any:
-        """What training and export need besides the recipe, built now or earlier; None where that is nothing."""
+        """Build what training and export need besides the recipe, built now or earlier; None where that is nothing."""
         return None
 
     @abstractmethod
     def build_model(self, prepared: Any) -> PretrainedModel:
-        """The model to be trained."""
+        """Build the model to be trained."""
 
     @abstractmethod
     def build_task(self, prepared: Any) -> Task:
-        """What is learned."""
+        """Build what is learned."""
 
     def observe(self, prepared: Any, task: Task, process: Process) -> Callable[[PretrainedModel], Record] | None:
         """Finds further numbers for the record of a validation, among them what is monitored."""
         return None
 
     def final_weights(self, trainer: Trainer) -> dict[str, Tensor]:
-        """Those that are exported."""
+        """Return the weights that are exported."""
         return trainer.final_weights()
 
     @abstractmethod
@@ -225,7 +225,7 @@ class Experiment(Config, ABC):
 
     @abstractmethod
     def usage(self, folder: str) -> str:
-        """A few lines of Python that load the model of a folder and use it."""
+        """Return a few lines of Python that load the model of a folder and use it."""
 
     def contents(self, prepared: Any) -> Rows:
         """What `prepare` made, in a few lines."""
@@ -233,10 +233,10 @@ class Experiment(Config, ABC):
 
     @abstractmethod
     def amount(self, task: Task) -> str:
-        """How much there is to learn from, for people."""
+        """Say how much there is to learn from, for people."""
 
     def told(self) -> str:
-        """What it is trained on, for the model card."""
+        """Return what it is trained on, for the model card."""
         named = getattr(self, self.section).train
         return named if isinstance(named, str) else ", ".join(named)
 
@@ -267,11 +267,11 @@ class Experiment(Config, ABC):
         self._lacks("an evaluation", "see what its validation found in metrics.jsonl")
 
     def scores(self, evaluation: dict[str, Any]) -> Rows:
-        """An evaluation in a few lines."""
+        """Return an evaluation in a few lines."""
         return []
 
     def material(self, run: RunFolder, data: Any, device: str | None, shown: int) -> Material:
-        """What an analysis looks at: `data`, or by default the validation set."""
+        """Return what an analysis looks at: `data`, or by default the validation set."""
         self._lacks("sentences to analyse", f"define {type(self).__name__}.material")
 
     def check_spreading(self) -> None:
@@ -280,7 +280,7 @@ class Experiment(Config, ABC):
             self._lacks("texts of growing length", "`tamis analyze` shows the support of its heads by length")
 
     def spreading(self, run: RunFolder, device: str | None, config: DispersionConfig) -> Spreading:
-        """What the dispersion of heads is measured on."""
+        """Return what the dispersion of heads is measured on."""
         raise NotImplementedError(f"{type(self).__name__}.spreading")
 
     def compare(self, systems: Mapping[str, Sequence[OpenRun]], baseline: str | None) -> Described:
@@ -288,15 +288,15 @@ class Experiment(Config, ABC):
         self._lacks("a comparison", "`tamis report` shows runs side by side")
 
     def draw(self, systems: Mapping[str, Sequence[OpenRun]], path: Path, dpi: int) -> str:
-        """A figure of what evaluations found, and the same as a table."""
+        """Draw what evaluations found, and the same as a table."""
         self._lacks("a figure of its evaluation", "`tamis plot` draws its heads once it is analysed")
 
     def label(self, evaluation: dict[str, Any]) -> str:
-        """What a run is called beside others when nobody says: its mechanism and positions."""
+        """Return what a run is called beside others when nobody says: its mechanism and positions."""
         return f"{evaluation['mechanism']}, {evaluation['position']}"
 
     def heads(self, run: RunFolder, device: str | None, settings: dict[str, Any], display: Display) -> dict[str, Any]:
-        """What a run needs each of its heads for; returns what heads.json is to hold."""
+        """Measure what a run needs each of its heads for; returns what heads.json is to hold."""
         self._lacks("lengths at which to silence heads", "`tamis analyze` says how its loss changes without each head")
 
     def _lacks(self, thing: str, instead: str) -> NoReturn:

@@ -38,7 +38,7 @@ class RunFolder:
         return str(self.path)
 
     def standing_model(self) -> Path:
-        """The folder of the model, or what stands for it since a process that replaced it was killed."""
+        """Find the folder of the model, or what stands for it since a process that replaced it was killed."""
         return standing(self.model)
 
     def has_checkpoint(self) -> bool:
@@ -62,21 +62,21 @@ class RunFolder:
         return list(read_journal(self.metrics))
 
     def read_evaluation(self) -> dict[str, Any] | None:
-        """What `tamis evaluate` wrote; tasks once had a file of another name."""
+        """Read what `tamis evaluate` wrote; tasks once had a file of another name."""
         for path in (self.evaluation, self.path / "lengths.json"):
             if path.is_file():
                 return read_signed(path)[0]
         return None
 
     def evaluated(self) -> dict[str, Any]:
-        """The same, or an error that says what to do."""
+        """Return what `tamis evaluate` wrote, or an error that says what to do."""
         found = self.read_evaluation()
         if found is None:
             raise FileNotFoundError(f"{self} has not been evaluated: run `tamis evaluate {self}` first")
         return found
 
     def analysed(self) -> dict[str, Any]:
-        """What `tamis analyze` wrote, or an error that says what to do."""
+        """Read what `tamis analyze` wrote, or an error that says what to do."""
         for path in (self.analysis, self.arrays):
             if not path.is_file():
                 raise FileNotFoundError(f"{self} has not been analysed: run `tamis analyze {self}` first")

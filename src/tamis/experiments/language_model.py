@@ -125,7 +125,7 @@ class LanguageModel(Experiment):
         return LanguageTask(prepared, self.text, self.training)
 
     def observe(self, prepared: PreparedText, task: Task, process: Process) -> Callable[[PretrainedModel], Record]:
-        """The density of every head, on rows that stand for the validation set."""
+        """Measure the density of every head, on rows that stand for the validation set."""
         assert isinstance(task, LanguageTask)
 
         def found(model: PretrainedModel) -> Record:

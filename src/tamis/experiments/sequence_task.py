@@ -101,7 +101,8 @@ class GeneratedSequences(Experiment):
         return GeneratedTask(self.task, self.training)
 
     def final_weights(self, trainer: Trainer) -> dict[str, Tensor]:
-        """The last: the training length is soon right, and which checkpoint is the best there is chance."""
+        """Return the last weights: the training length is soon right, and which checkpoint is the best there is
+        chance."""
         if self.training.average > 1:
             return trainer.final_weights()
         return trainer.checkpoints.load(trainer.state.step, "ema" if self.training.ema else "model")
@@ -143,7 +144,7 @@ class GeneratedSequences(Experiment):
         return rows + attention_rows(evaluation)
 
     def heads(self, run: RunFolder, device: str | None, settings: dict[str, Any], display: Display) -> dict[str, Any]:
-        """What a run needs each head for: exact match without it, at the lengths of its recipe."""
+        """Measure what a run needs each head for: exact match without it, at the lengths of its recipe."""
         model, config = self._model(run, device), self._lengths(settings)
         task, trained = self.task.build(), self.task.lengths[1]
         found = []

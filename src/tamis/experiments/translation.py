@@ -109,7 +109,7 @@ class Translation(Experiment):
         return TranslationTask(prepared, self.training)
 
     def observe(self, prepared: Prepared, task: Task, process: Process) -> Callable[[PretrainedModel], Record]:
-        """The density of every head, and BLEU where that is monitored."""
+        """Measure the density of every head, and BLEU where that is monitored."""
         assert isinstance(task, TranslationTask)
         # Now, because a text that cannot be scored should not be found out after the first thousand steps.
         pairs = self.whole_text(self.data.valid) if self.training.monitor == "bleu" else []
@@ -128,7 +128,7 @@ class Translation(Experiment):
         return found
 
     def translator(self, model: PretrainedModel, prepared: Prepared) -> Translator:
-        """The model with its vocabularies and this way of decoding."""
+        """Return the model with its vocabularies and this way of decoding."""
         assert isinstance(model, Seq2Seq)
         decoding = self.decoding.of_output(self.training.output_alpha)
         return Translator(model, prepared.source_vocabulary, prepared.target_vocabulary, decoding)
@@ -235,7 +235,7 @@ class Translation(Experiment):
         return compare(found, [pair.target for pair in pairs], baseline=baseline)
 
     def whole_text(self, text: str | list[str]) -> list[Pair]:
-        """All pairs of a text that nothing may be left out of, such as a test set."""
+        """Read all pairs of a text that nothing may be left out of, such as a test set."""
         pairs = []
         for pair in read_pairs(text, self.data.source_language, self.data.target_language):
             if isinstance(pair, BadLine):

@@ -55,7 +55,7 @@ def attention(
             CPUs, "blocked" on memory linear in the length, "dense" on the whole matrix, "sdpa" on torch's.
             :func:`attention_backends` explains.
 
-    Keyword arguments that all attention functions share:
+    Keyword Args:
         alibi_slopes: (H,) or (B, H); adds ``-slope * |distance|`` to the scores.
         window: positions seen before and after a query, an int or a pair (left, right); None or -1 = no bound.
         query_positions, key_positions: integers, (L,) or (B, L), that `is_causal`, `window` and ALiBi compare.

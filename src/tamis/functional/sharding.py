@@ -16,19 +16,19 @@ class Sharding:
     """Attention between tokens that lie in several processes; all lengths that it is given are of this one's share."""
 
     def attention(self, query: Tensor, key: Tensor, value: Tensor, *arguments: Any, **options: Any) -> Tensor:
-        """What :func:`tamis.attention` gives for these queries within the whole sequence."""
+        """Return what :func:`tamis.attention` gives for these queries within the whole sequence."""
         raise NotImplementedError
 
     def visible_counts(self, query: Tensor, key: Tensor, *arguments: Any, **options: Any) -> Tensor:
-        """How many keys of the whole sequence each of these queries sees."""
+        """Count how many keys of the whole sequence each of these queries sees."""
         raise NotImplementedError
 
     def places(self, length: int, device: torch.device) -> Tensor:
-        """Where in the whole sequence this process's tokens are, (1, length)."""
+        """Return where in the whole sequence this process's tokens are, (1, length)."""
         raise NotImplementedError
 
     def whole(self, x: Tensor, dim: int) -> Tensor:
-        """What all processes hold, in the order of the sequence."""
+        """Return what all processes hold, in the order of the sequence."""
         raise NotImplementedError
 
 

@@ -72,7 +72,7 @@ class SparsityCallback(TrainerCallback):
             state.log_history[-1].update(figures)
 
     def figures(self, model: nn.Module) -> dict[str, float]:
-        """What is added to the logs."""
+        """Return what is added to the logs."""
         found = _named("alpha", learned_alphas(model))
         if self.sample is not None:
             metrics = AttentionMetrics()

@@ -30,7 +30,7 @@ class Inputs:
     """The keyword arguments of :func:`tamis.attention`: masks, positions, window, slopes."""
 
     def visible_counts(self) -> Tensor:
-        """How many keys each query sees, (B or 1, H or 1, Lq), under all the options."""
+        """Count how many keys each query sees, (B or 1, H or 1, Lq), under all the options."""
         about = {name: value for name, value in self.options.items() if name not in _NOT_ABOUT_VISIBILITY}
         return functional.visible_counts(self.query, self.key, **about)
 
@@ -62,19 +62,19 @@ class Mechanism(nn.Module):
     """Whether what schedules move is where it was built to be."""
 
     def rule(self, inputs: Inputs) -> Rule:
-        """How scores become weights."""
+        """Return the rule by which scores become weights."""
         raise NotImplementedError(f"{type(self).__name__} must define rule()")
 
     def query_scale(self, inputs: Inputs) -> Tensor | None:
-        """What the scores of each query are multiplied by, (B or 1, H or 1, Lq); None is 1."""
+        """Return what the scores of each query are multiplied by, (B or 1, H or 1, Lq); None is 1."""
         return None
 
     def learned_alphas(self) -> Tensor | None:
-        """The alphas that are learned, one for each head, for analyses; None if there are none."""
+        """Return the alphas that are learned, one for each head, for analyses; None if there are none."""
         return None
 
     def scale_parts(self, hidden: Tensor, counts: Tensor) -> ScaleParts | None:
-        """What the scale is for these inputs and numbers of keys (B, H or 1, Lq); None if there is none."""
+        """Return what the scale is for these inputs and numbers of keys (B, H or 1, Lq); None if there is none."""
         return None
 
     def movable(self) -> dict[str, float]:
@@ -136,14 +136,14 @@ class Mechanism(nn.Module):
         return functional.attention(query, key, value, rule=rule, **options)
 
     def weights(self, query: Tensor, key: Tensor, *, hidden: Tensor | None = None, **options: Any) -> Tensor:
-        """The dense weights (B, H, Lq, Lk)."""
+        """Return the dense weights (B, H, Lq, Lk)."""
         query, rule = self.resolve(query, key, hidden, options)
         return functional.attention_weights(query, key, rule=rule, **options)
 
     def sparse_weights(
         self, query: Tensor, key: Tensor, *, hidden: Tensor | None = None, **options: Any
     ) -> SparseWeights:
-        """The exact non-zeros of `weights`, in memory linear in their number."""
+        """Return the exact non-zeros of `weights`, in memory linear in their number."""
         query, rule = self.resolve(query, key, hidden, options)
         return functional.sparse_attention_weights(query, key, rule=rule, **options)
 

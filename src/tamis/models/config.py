@@ -108,12 +108,12 @@ class ModelConfig(Config):
         check_memory(self.num_weights() * size, device, what, "the sizes under [model]")
 
     def build_position(self) -> Position:
-        """The position encoding of one stack of layers."""
+        """Return the position encoding of one stack of layers."""
         name, own = self._positions()
         return build_position({"name": name, **own}, self.embed_dim, self.num_heads, head_dim=self.head_dim)
 
     def position_limit(self) -> int | None:
-        """How many positions there are, where they are learned; None: there is no bound."""
+        """Return how many positions there are, where they are learned; None: there is no bound."""
         name, own = self._positions()
         return own["max_length"] if name == "learned" else None
 

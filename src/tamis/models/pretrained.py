@@ -40,7 +40,7 @@ class PretrainedModel(nn.Module):
         seal(folder)
 
     def described(self) -> str:
-        """The text of config.json."""
+        """Return the text of config.json."""
         config = self.config.to_dict()
         needed = plugins_of(config)
         own = {"plugins": needed} if needed else {}

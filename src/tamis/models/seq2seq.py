@@ -95,7 +95,7 @@ class Seq2Seq(PretrainedModel):
         return self.encoder_norm(x)
 
     def embed_source(self, source: Tensor, mask: Tensor) -> Tensor:
-        """What the first layer of the encoder reads, (B, Ls, embed_dim); `mask` is False for padding."""
+        """Return what the first layer of the encoder reads, (B, Ls, embed_dim); `mask` is False for padding."""
         embedding = self.embedding if self.source_embedding is None else self.source_embedding
         return self._embed(embedding, source, self.encoder_position, positions_of(mask, 0, source.shape[1], source))
 

@@ -112,7 +112,7 @@ class Attention(nn.Module):
         positions: Tensor | None = None,
         **options: Any,
     ) -> Tensor:
-        """The weights (B, H, Lq, Lk) that `forward` would use."""
+        """Return the weights (B, H, Lq, Lk) that `forward` would use."""
         query, key, _, arguments = self._prepare(x, memory, attn_mask, key_mask, positions, None, options)
         return self.mechanism.weights(query, key, hidden=x, is_causal=is_causal, **arguments)
 

@@ -93,7 +93,8 @@ class AttentionCache:
         return self._key[:, :, : self.length], self._value[:, :, : self.length]
 
     def page_norms(self) -> Tensor:
-        """The largest norm of the keys in each page of PAGE, (B, Hk, pages); those of whole pages are computed once."""
+        """Return the largest norm of the keys in each page of PAGE, (B, Hk, pages); those of whole pages are computed
+        once."""
         assert self._key is not None
         known = 0 if self._norms is None else self._norms.shape[2]
         new = self._key[:, :, known * PAGE : self.length]
@@ -155,7 +156,7 @@ class ModelCache:
         self.mask: Tensor | None = None
 
     def of_depth(self, num_layers: int) -> list[LayerCache]:
-        """The caches of a model's layers; an error if the model has more or fewer."""
+        """Collect the caches of a model's layers; an error if the model has more or fewer."""
         if len(self.layers) != num_layers:
             raise ValueError(
                 f"this cache has {len(self.layers)} layers and the model {num_layers}: is it another model's?"

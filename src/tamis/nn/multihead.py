@@ -97,7 +97,8 @@ class MultiheadAttention(nn.Module):
         average_attn_weights: bool = True,
         is_causal: bool = False,
     ) -> tuple[Tensor, Tensor | None]:
-        """As `nn.MultiheadAttention.forward`; `is_causal` is a hint about `attn_mask`, which must be given with it."""
+        """Attend as `nn.MultiheadAttention.forward` does; `is_causal` is a hint about `attn_mask`, which must be given
+        with it."""
         if query.is_nested or key.is_nested or value.is_nested:
             return self._nested(query, key, value), None
         if is_causal and attn_mask is None:
@@ -127,7 +128,8 @@ class MultiheadAttention(nn.Module):
         key_padding_mask: Tensor | None = None,
         attn_mask: Tensor | None = None,
     ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor | None]:
-        """What the mechanism is given: queries, keys, values by heads, the input (B, Lq, embed_dim) and our mask."""
+        """Return what the mechanism is given: queries, keys, values by heads, the input (B, Lq, embed_dim) and our
+        mask."""
         batched = query.ndim == 3
         if not batched:
             query, key, value = query[None], key[None], value[None]

@@ -26,7 +26,8 @@ class Parametrised(nn.Module):
         return value() if isinstance(value, nn.Module) else value
 
     def describe(self, **rest: object) -> str:
-        """For extra_repr: numbers as they are, tensors by their shape, modules not at all (they show themselves)."""
+        """Return for extra_repr: numbers as they are, tensors by their shape, modules not at all (they show
+        themselves)."""
         value = getattr(self, self.name)
         if not isinstance(value, nn.Module):
             rest = {self.name: tuple(value.shape) if isinstance(value, Tensor) else value, **rest}

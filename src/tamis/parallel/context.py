@@ -75,7 +75,7 @@ class ContextParallel(sharding.Sharding):
         self.layout = self.exchange.layout
 
     def of_length(self, length: int | None) -> ContextParallel:
-        """The same for sequences of another length, or of one that is known to divide."""
+        """Return the same for sequences of another length, or of one that is known to divide."""
         other = copy(self)
         other.length = length
         return other
@@ -97,7 +97,7 @@ class ContextParallel(sharding.Sharding):
 
     @torch.no_grad()
     def join(self, x: Tensor, dim: int = 1) -> Tensor:
-        """The whole sequence from what each process has of it, in every process; without a gradient."""
+        """Return the whole sequence from what each process has of it, in every process; without a gradient."""
         joined = gathered(self.exchange, x, dim % x.ndim)
         return joined if self.length is None else joined.narrow(dim, 0, min(self.length, joined.shape[dim]))
 
@@ -111,7 +111,7 @@ class ContextParallel(sharding.Sharding):
         return gathered(self.exchange, x, dim)
 
     def way(self, heads: int, key_heads: int) -> str:
-        """How a call with so many heads of queries and keys is computed: "heads" or "keys"."""
+        """Say how a call with so many heads of queries and keys is computed: "heads" or "keys"."""
         size = self.layout.size
         if self.context == "auto":
             # How long the sequence is and how wide heads are changes nothing: sizes that divide.
@@ -165,7 +165,7 @@ class ContextParallel(sharding.Sharding):
         enable_gqa: bool = False,
         **options: Unpack[Options],
     ) -> Tensor:
-        """How many keys of the whole sequence each of this process's queries sees, (B or 1, H or 1, L / P)."""
+        """Count how many keys of the whole sequence each of this process's queries sees, (B or 1, H or 1, L / P)."""
         call = check_call(query, key, None, enable_gqa=enable_gqa)
         sight = share_sight(self.exchange, call, attn_mask, bool(is_causal), self.length, dict(options))
         settings = Settings(scale=1.0, enable_gqa=enable_gqa)

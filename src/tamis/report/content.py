@@ -39,7 +39,7 @@ class ReportRun:
     mechanism: str | None = None
 
     def sentences(self) -> list[Sentence]:
-        """Those to be shown, by their numbers."""
+        """Return the sentences to be shown, by their numbers."""
         tokens = self.analysis.get("tokens", {})
         return [
             Sentence(int(number), _writing(named, "source"), _writing(named, "target"), self._weights(int(number)))

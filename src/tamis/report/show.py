@@ -40,7 +40,7 @@ class Explorer:
         return f'<iframe {size} sandbox="allow-scripts allow-downloads" srcdoc="{html.escape(self.html)}"></iframe>'
 
     def save(self, path: str | Path) -> None:
-        """As a file to open in a browser."""
+        """Write the page as a file to open in a browser."""
         Path(path).write_text(self.html, encoding="utf-8")
 
 

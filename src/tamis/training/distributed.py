@@ -47,7 +47,7 @@ class Process:
         return self.rank == 0
 
     def total(self, values: Tensor) -> Tensor:
-        """The sum over all processes."""
+        """Return the sum over all processes."""
         if self.world > 1:
             dist.all_reduce(values)
         return values
@@ -71,11 +71,12 @@ class Process:
                     )
 
     def group_of(self, per_row: int) -> Process:
-        """The place of those that share its sequences among all such groups: tasks give each group rows of its own."""
+        """Return the place of those that share its sequences among all such groups: tasks give each group rows of its
+        own."""
         return Process(self.rank // per_row, self.world // per_row, self.device, per_row)
 
     def agree(self, value: Any) -> Any:
-        """What the leading process says."""
+        """Return what the leading process says."""
         if self.world == 1:
             return value
         box = [value]

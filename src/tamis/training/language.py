@@ -104,7 +104,8 @@ class LanguageTask:
         return self.objective(*self._predicted(model, part))
 
     def validation(self, process: Process) -> Iterator[PackedPart]:
-        """All of it in its own order; what the last rows lack is filled up with places that count for nothing."""
+        """Return all of it in its own order; what the last rows lack is filled up with places that count for
+        nothing."""
         places, length = Places(self.valid, self.vocabulary), self.text.length
         for first in range(0, len(places), self.rows * length):
             starts = range(first, first + self.rows * length, length)

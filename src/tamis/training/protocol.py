@@ -49,7 +49,7 @@ class Task(Protocol):
         """Sums over labels."""
 
     def describe(self, part: Any) -> str:
-        """For the message when memory runs out."""
+        """Describe the task in the message when memory runs out."""
 
     def fingerprint(self) -> str:
         """Return a fingerprint of the training data: a run does not go on with other data."""

@@ -81,7 +81,7 @@ class TrainingConfig(Config):
     """On one GPU: capture the passes of each shape of batch and replay them, for models that the host cannot keep up
     with.  Batches are padded to fewer shapes."""
     deterministic: bool = False
-    """On a GPU: resume to the bit, at some cost.  A CPU does so always."""
+    """On a GPU: resume bit-exactly, at some cost.  A CPU always does."""
     parallel: str = "ddp"
     """Under torchrun: "ddp", or "fsdp" to shard weights, gradients and optimiser too."""
     context_parallel: int = 1

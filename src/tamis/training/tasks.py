@@ -69,7 +69,7 @@ class TaskConfig(Config):
         return build_task(self.name, **self.options)
 
     def build_all(self) -> list[SequenceTask]:
-        """The task and its easier forms."""
+        """Return the task and its easier forms."""
         return [self.build(), *(build_task(self.name, **{**self.options, **changes}) for changes in self.also)]
 
 
@@ -145,7 +145,7 @@ class GeneratedTask:
         return self.objective(model(part.inputs), part.labels)
 
     def validation(self, process: Process) -> Iterator[Part]:
-        """The same sequences for every seed, so that runs can be compared."""
+        """Return the same sequences for every seed, so that runs can be compared."""
         low, high = self.config.lengths
         count = min(self.config.validation_size, high - low + 1, 8)
         lengths = [low + (high - low) * k // max(count - 1, 1) for k in range(count)]
