@@ -324,7 +324,7 @@ def test_two_processes_give_the_losses_of_one(data, tmp_path, parallel, optimize
         assert together[key] == pytest.approx(alone[key], rel=1e-5)
 
 
-@pytest.mark.parametrize("optimizer", ["adam", "muon"])
+@pytest.mark.parametrize("optimizer", ["adam", pytest.param("muon", marks=pytest.mark.slow)])
 def test_sharded_checkpoints(data, tmp_path, optimizer):
     """Two processes write what they have of the optimiser; two go on from it to the bit, and one within rounding."""
     settings = {"steps": 12, "checkpoint_every": 6, "dropout": 0.0, "optimizer": optimizer, "parallel": "fsdp"}
