@@ -39,7 +39,7 @@ def folders(tmp_path_factory):
 def test_a_report_is_written(folders, tmp_path):
     found = called("report", *folders, "--output", tmp_path / "new" / "report.html", "--title", "Mine & yours")
     assert found.exit_code == 0, found.output
-    assert "report.html: " in found.stdout
+    assert f"written: {tmp_path / 'new' / 'report.html'} (" in found.stdout
     text = (tmp_path / "new" / "report.html").read_text(encoding="utf-8")
     assert "<title>Mine &amp; yours</title>" in text
 

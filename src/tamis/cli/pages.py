@@ -25,7 +25,7 @@ def report(
     from tamis.experiments import report
 
     report(named(runs), output, title)
-    print(f"{output}: {output.stat().st_size / 1e6:.1f} MB")
+    print(f"written: {output} ({output.stat().st_size / 1e6:.1f} MB), to open in any browser")
 
 
 @command(group, plugins=True)

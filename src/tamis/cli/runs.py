@@ -108,6 +108,7 @@ def dispersion(
     Writes dispersion.json into each run, and one picture of all.
     """
     from tamis.experiments import dispersion, open_run, read_settings
+    from tamis.experiments.folder import RunFolder
     from tamis.report.drawing import check_figure
     from tamis.report.lengths import plot_dispersion
 
@@ -119,7 +120,7 @@ def dispersion(
         print(run)
         dispersion(run, device, settings=settings)
     plot_dispersion(runs, output)
-    print(output)
+    print(f"written: {', '.join(map(str, [*(RunFolder(run).dispersion for run in runs), output]))}")
 
 
 @command(group, plugins=True)

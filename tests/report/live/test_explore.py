@@ -52,9 +52,9 @@ def test_it_takes_runs_models_and_models_of_transformers(explored, tmp_path):
     assert result.exit_code == 0, result.output
     assert list(answers) == ["words", "story", "task", "dense", "sparse"]
     assert all(isinstance(answer, str) for answer in answers.values())
-    assert result.output.splitlines()[-1] == "stopped"
-    port = result.output.split("http://127.0.0.1:")[1].split("/")[0]
-    assert f"ssh -L {port}:127.0.0.1:{port} HOST" in result.output
+    assert result.stdout.splitlines()[-1] == "stopped"  # progress bars go elsewhere
+    port = result.stdout.split("http://127.0.0.1:")[1].split("/")[0]
+    assert f"ssh -L {port}:127.0.0.1:{port} HOST" in result.stdout
 
 
 def test_models_are_told_apart(explored, tmp_path):
