@@ -85,7 +85,7 @@ def test_a_source_of_padding_alone(mechanism: str):
 def test_a_token_out_of_the_vocabulary_is_refused():
     model = tiny()
     with evaluating(model):
-        state = NativeState(model, sources(), prepared(model))
+        state = NativeState(model, sources([4, 2]), prepared(model))
         for token in (-1, model.config.vocab_size):
             with pytest.raises(IndexError, match="out of the vocabulary"):
                 state.step(torch.full((state.source_lengths.numel(), 1), token))
