@@ -15,6 +15,7 @@ import argparse
 import hashlib
 import json
 import statistics
+import sys
 import time
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
@@ -278,19 +279,27 @@ def _toml(value: Any) -> str:
 
 
 def run(chosen: list[Unit], folder: Path, at_once: int, hours: float | None) -> None:
-    """Those that are not done, in their order; none is begun after so many hours."""
+    """Those that are not done, in their order; none is begun after so many hours, and one that fails stops no other."""
     began = time.monotonic()
+    failed: list[str] = []
 
     def one(unit: Unit) -> None:
         if hours is not None and time.monotonic() - began > 3600 * hours:
             print(f"{unit.name}: not begun, {hours:g} hours are over", flush=True)
             return
         print(f"{unit.name}: begun, {unit.minutes:g} minutes of one core", flush=True)
-        save(unit.result, unit.run(folder))
+        try:
+            save(unit.result, unit.run(folder))
+        except RuntimeError as error:
+            failed.append(unit.name)
+            print(f"{unit.name}: {error}", flush=True)
+            return
         print(f"{unit.name}: done, {unit.result.relative_to(ROOT)}", flush=True)
 
     with ThreadPoolExecutor(at_once) as pool:
         list(pool.map(one, [unit for unit in chosen if not unit.is_done()]))
+    if failed:
+        sys.exit(f"failed, and goes on when it is run again: {', '.join(failed)}")
 
 
 def estimate(chosen: list[Unit], at_once: int) -> str:
