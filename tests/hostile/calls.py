@@ -45,12 +45,15 @@ def allowed(dtype: torch.dtype, gradient: bool = False) -> float:
 
 
 def compare(what: str, got: Tensor, want: Tensor, error: float, size: float | None = None) -> None:
-    """Raise unless the norms agree; `size` is that of what is added up, where that may cancel."""
+    """Raise unless the norms agree; `size` is that of what is added up, where that may cancel.
+
+    Where autograd makes no number of an oracle, as of powers of 0 close to alpha = 1, there is nothing to compare with.
+    """
     if got.shape != want.shape:
         raise WrongError(f"{what}: shape {tuple(got.shape)}, expected {tuple(want.shape)}")
-    if bool((got.isfinite() != want.isfinite()).any()):
-        raise WrongError(f"{what}: not finite where the oracle is")
     finite = want.isfinite()
+    if not bool(got[finite].isfinite().all()):
+        raise WrongError(f"{what}: not finite where the oracle is")
     off = (got.double() - want.double())[finite].norm().item()
     size = want.double()[finite].norm().item() if size is None else size
     if not off <= error * (size + math.sqrt(want.numel())):

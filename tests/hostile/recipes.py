@@ -11,12 +11,14 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from hostile.children import Child, tamis
+from hostile.children import run, tamis
 from hostile.harness import Part, WrongError
 from hostile.worlds import KINDS, RECIPES
 
 READ = 40
-"""Recipes of a trial that are read; the first that is valid is trained with."""
+"""Recipes of a trial, of which the first two that are valid are trained with."""
+SHORT = ("steps=1", "checkpoint_every=1", "compile=false")
+"""Compiling takes minutes."""
 MEMORY = 24 << 30
 """Bytes of addresses that a child may have, most of which libraries take and never use."""
 STRANGE: tuple[Any, ...] = (
@@ -37,8 +39,7 @@ class Recipes(Part):
         texts = [mutated(draw, kind) for kind in kinds]
         for number, text in enumerate(texts):
             (folder / f"{number}.toml").write_bytes(text.encode(errors="surrogatepass"))
-        child = Child(lambda: read_all(len(texts)), folder)
-        outcome = child.wait()
+        outcome = run(lambda: read_all(len(texts)), folder)
         if outcome.code or outcome.hung:
             last = outcome.out.split()[-1:] or ["0"]
             text = texts[int(last[0].split("=")[0])]
@@ -49,19 +50,19 @@ class Recipes(Part):
         counts["recipes read"] += len(texts)
         counts["recipes refused"] += len(texts) - len(valid)
         for number in valid[:2]:
-            outcome = Child(
-                tamis(
-                    "train", f"{number}.toml", "--output", f"run-{number}", "--device", "cpu",
-                    "--set", "training.steps=1", "--set", "training.checkpoint_every=1",
-                    before=lambda: resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY)),
-                ),
-                folder,
-            ).wait()  # fmt: skip
+            short = [word for change in SHORT for word in ("--set", f"training.{change}")]
+            words = ("train", f"{number}.toml", "--output", f"run-{number}", "--device", "cpu", *short)
+            outcome = run(tamis(*words, before=limited), folder)
             try:
                 outcome.check(0, 1, what="train with a recipe that was read")
             except WrongError as wrong:
                 raise WrongError(f"{wrong}\n{texts[number]}") from None
             counts["recipes trained with"] += 1
+
+
+def limited() -> None:
+    """Have too much memory be an error of this process, not of the machine."""
+    resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
 
 
 def read_all(number: int) -> None:
