@@ -5,8 +5,9 @@
     python benchmarks/evidence.py tables                    mean and spread over the seeds that are done
 
 A unit is one run of a recipe: trained, evaluated and, where heads are looked at, analysed, in forty minutes of one core
-at most.  It writes benchmarks/results/evidence/NAME.json.  A file made from the same recipe by the same version stands;
-a unit that was interrupted goes on where it was.  Two run at a time, one thread each.
+at most.  It writes benchmarks/results/evidence/NAME.json.  A file made from the same recipe stands, as long as
+the version that made it gives the same results (SINCE); a unit that was interrupted goes on where it was.  Two run at a
+time, one thread each.
 """
 
 from __future__ import annotations
@@ -35,6 +36,8 @@ RESULTS = ROOT / "benchmarks" / "results" / "evidence"
 SEEDS = (1, 2, 3)
 OFFSETS = (-1, 1)
 """Previous and next position."""
+SINCE = "0.1.0"
+"""The first version whose results stand: raise it with a change of the code that changes what runs give."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,13 +79,14 @@ class Unit:
             "changes": self.changes,
             "seed": self.seed,
             "settings": hashlib.sha256(whole.encode()).hexdigest()[:16],
-            "version": __version__,
         }
 
     def is_done(self) -> bool:
         if not self.result.is_file():
             return False
         found = json.loads(self.result.read_text())
+        if _numbers(found.get("version", "0")) < _numbers(SINCE):
+            return False
         return {key: found.get(key) for key in self.asked()} == self.asked()
 
     def run(self, folder: Path) -> dict[str, Any]:
@@ -98,9 +102,13 @@ class Unit:
         tamis("evaluate", str(run), "--device", "cpu")
         if self.heads:
             tamis("analyze", str(run), "--device", "cpu")
-        found = {"benchmark": f"evidence: {self.group}", "machine": machine(), **self.asked(), "variant": self.variant}
-        found |= {"seconds_of_last_start": time.monotonic() - began, **figures(run)}
+        found = {"benchmark": f"evidence: {self.group}", "machine": machine(), "version": __version__, **self.asked()}
+        found |= {"variant": self.variant, "seconds_of_last_start": time.monotonic() - began, **figures(run)}
         return {key: rounded(value) for key, value in found.items()}
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    return tuple(map(int, version.split(".")))
 
 
 def units() -> list[Unit]:

@@ -34,14 +34,14 @@ def test_units_can_be_read_and_end_within_forty_minutes(evidence):
         assert recipe.training.seed == unit.seed
 
 
-def test_a_result_stands_for_its_recipe_and_version_alone(evidence, tmp_path, monkeypatch):
+def test_a_result_stands_for_its_recipe_until_code_changes_what_runs_give(evidence, tmp_path, monkeypatch):
     monkeypatch.setattr(evidence, "RESULTS", tmp_path)
     unit = evidence.units()[0]
     assert not unit.is_done()
-    evidence.save(unit.result, unit.asked())
+    evidence.save(unit.result, {"version": "0.1.0", **unit.asked()})
     assert unit.is_done()
     assert not dataclasses.replace(unit, changes={**unit.changes, "training.lr": 1e-3}).is_done()
-    monkeypatch.setattr(evidence, "__version__", "0.0.0")
+    monkeypatch.setattr(evidence, "SINCE", "0.1.1")
     assert not unit.is_done()
     assert "take" in evidence.estimate([unit], 2)
 
