@@ -375,12 +375,21 @@ def test_dropout_of_many_calls_at_once():
 
 
 @pytest.mark.parametrize("backend", ["auto", "dense", "blocked", "native"])
-@pytest.mark.parametrize("window", [2**62, 2**63 - 1, 2**63, 2**64 - 2, 10**400])
+@pytest.mark.parametrize("window", [2**31 - 1, 2**62, 2**63 - 1, 2**63, 2**64 - 2, 10**400])
 def test_a_window_beyond_all_distances_is_none(backend: str, window: int):
     query, key = torch.randn(1, 2, 3, 4), torch.randn(1, 2, 5, 4)
     for sides, plain in ((window, None), ((window, 0), (None, 0)), ((1, window), (1, None))):
         found = attention(query, key, key, window=sides, backend=backend)
         torch.testing.assert_close(found, attention(query, key, key, window=plain, backend="dense"))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("window", [2**30, 2**31 - 1, 2**31, 2**63 - 1])
+def test_a_window_beyond_all_distances_is_none_on_a_gpu(window: int):
+    query, key = torch.randn(1, 2, 70, 16, device="cuda"), torch.randn(1, 2, 90, 16, device="cuda")
+    for sides, plain in ((window, None), ((window, 0), (None, 0)), ((1, window), (1, None))):
+        found = attention(query, key, key, window=sides, backend="triton")
+        torch.testing.assert_close(found, attention(query, key, key, window=plain, backend="triton"))
 
 
 def test_divide_by_count_is_called_as_it_is():

@@ -201,6 +201,7 @@ def test_a_sparse_output_layer(corpus, vocabulary):
         ({"passkey_depths": (2,)}, r"must lie in \[0, 1\]"),
         ({"stride": 2}, "stride must lie"),
         ({"candidates": 1}, "candidates must be an int of at least 2"),
+        ({"candidates": 10**6}, "candidates must be an int of at most 10000"),
         ({"across_documents": 1}, "must be true or false"),
     ],
 )

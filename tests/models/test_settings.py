@@ -170,6 +170,14 @@ def test_learned_positions_count(monkeypatch: pytest.MonkeyPatch):
 @pytest.mark.parametrize("build", [causal_lm, seq2seq])
 @pytest.mark.parametrize("settings", [{}, {"tie_embeddings": False, "activation": "swiglu", "num_kv_heads": 1}])
 def test_weights_are_counted_without_them(build: Callable[..., Any], settings: dict[str, Any]):
-    settings = {"vocab_size": 1000, "embed_dim": 64, "num_heads": 4, "ffn_dim": 256, "position": "learned", "bias": False, **settings}
+    settings = {
+        "vocab_size": 1000,
+        "embed_dim": 64,
+        "num_heads": 4,
+        "ffn_dim": 256,
+        "position": "learned",
+        "bias": False,
+        **settings,
+    }
     model = build(**settings)
     assert model.config.num_weights() == pytest.approx(model.num_parameters(), rel=0.02)

@@ -17,7 +17,9 @@ from tamis.transforms.solver import compute_dtype
 Window = int | tuple[int | None, int | None]
 
 FARTHEST = 2**62
-"""Distances of positions stay below: their differences, and what is added to them, must fit 64 bits."""
+"""Distances of given positions stay below: their differences, and what is added to them, must fit 64 bits."""
+LONGEST = 2**30
+"""Where no positions are given, those of places do: kernels add a window to them in 32 bits."""
 
 
 class Options(TypedDict, total=False):
@@ -165,7 +167,7 @@ def check_call(
         query_positions=_positions("query_positions", query_positions, batch, num_queries),
         key_positions=_positions("key_positions", key_positions, batch, num_keys),
         is_causal=switch("is_causal", is_causal),
-        window=_window(window),
+        window=_window(window, LONGEST if query_positions is None and key_positions is None else FARTHEST),
         attn_mask=_mask(attn_mask, (batch, heads, num_queries, num_keys)),
         key_lengths=_lengths(key_lengths, batch, num_keys),
         cu_seqlens=_packed(cu_seqlens_q, cu_seqlens_k, batch, num_queries, num_keys) if packed else None,
@@ -228,7 +230,8 @@ def _mask(mask: Tensor | None, shape: tuple[int, int, int, int]) -> Tensor | Non
     return mask.reshape((1,) * (4 - mask.ndim) + mask.shape)
 
 
-def _window(window: Window | None) -> tuple[int, int] | None:
+def _window(window: Window | None, beyond: int) -> tuple[int, int] | None:
+    """The sides, -1 for no bound, which is what reaches `beyond` all distances too."""
     if window is None:
         return None
     if isinstance(window, bool) or not isinstance(window, int | tuple | list):
@@ -236,7 +239,7 @@ def _window(window: Window | None) -> tuple[int, int] | None:
     pair = (window, window) if isinstance(window, int) else tuple(window)
     if len(pair) != 2 or not all(side is None or (type(side) is int and side >= -1) for side in pair):
         raise ValueError(f"window must be a count or a pair of counts (None or -1 = no bound), got {window}")
-    left, right = (-1 if side is None or side >= FARTHEST else side for side in pair)
+    left, right = (-1 if side is None or side >= beyond else side for side in pair)
     return None if left < 0 and right < 0 else (left, right)
 
 

@@ -35,6 +35,8 @@ from tamis.models.causal_lm import CausalLM
 from tamis.nn.modes import evaluating
 from tamis.settings import LARGEST_SEED, Config, at_least, booleans, shares
 
+MOST_CANDIDATES = 10_000
+"""Each is put through the model, after every text."""
 FIRST_BUCKET = 64
 """Places of the first bucket; each ends where the one before did, times two."""
 
@@ -83,7 +85,7 @@ class LanguageConfig(Config):
         shares(self, "stride")
         booleans(self, "across_documents")
         at_least(self, 1, "tokens", "batch_tokens", "logit_tokens")
-        at_least(self, 2, "candidates")
+        at_least(self, 2, "candidates", largest=MOST_CANDIDATES)
         at_least(self, 0, "passkey_samples")
         at_least(self, 0, "seed", largest=LARGEST_SEED)
 

@@ -120,6 +120,6 @@ def _chosen(sites: list[AttentionSite], layers: Layers | None) -> set[str]:
         )
     wanted = set(layers)
     known = {site.layer for site in sites}
-    if not wanted or not wanted <= known:
+    if not wanted or not wanted <= known or any(isinstance(layer, bool) for layer in wanted):
         raise ValueError(f"layers must be some of {sorted(known)}, got {sorted(wanted, key=str)}")
     return {site.name for site in sites if site.layer in wanted}
