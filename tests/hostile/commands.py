@@ -47,7 +47,7 @@ class Commands(Part):
         if draw.random() < 0.05:
             words = [draw.choice(WORDS) for _ in range(3)]
         if any(word in LONG for word in words):
-            words.append("--no-such-option")
+            words.insert(len(path), "--no-such-option")  # before what may take it for a value
         outcome = run(tamis(*words), folder)
         outcome.check(0, 1, 2, what=f"tamis {words}")
         counts["command lines"] += 1
