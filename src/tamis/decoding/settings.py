@@ -75,5 +75,5 @@ class DecodingConfig(Config):
             raise ValueError(f"n_best must be at most beam, got n_best={self.n_best} and beam={self.beam}")
 
     def of_output(self, alpha: float) -> Self:
-        """The same for a model whose output layer has this alpha, unless there is one here already."""
+        """Return the same for a model whose output layer has this alpha, unless there is one here already."""
         return replace(self, alpha=alpha) if self.alpha == 1.0 else self

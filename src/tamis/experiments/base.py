@@ -228,7 +228,7 @@ class Experiment(Config, ABC):
         """Return a few lines of Python that load the model of a folder and use it."""
 
     def contents(self, prepared: Any) -> Rows:
-        """What `prepare` made, in a few lines."""
+        """Describe what `prepare` made, in a few lines."""
         return []
 
     @abstractmethod

@@ -78,7 +78,7 @@ class Mechanism(nn.Module):
         return None
 
     def movable(self) -> dict[str, float]:
-        """What a schedule may move in the course of training, and where each is built to be, which is where it ends."""
+        """Say what a schedule may move in the course of training, and where each is built to be, which is where it ends."""
         return {}
 
     def move(self, name: str, value: float) -> None:
@@ -94,7 +94,7 @@ class Mechanism(nn.Module):
         self.at_rest = value == ends
 
     def moved(self, name: str) -> Tensor | None:
-        """Where it is, a tensor without dimensions; None if it was never moved."""
+        """Return where it is, a tensor without dimensions; None if it was never moved."""
         return getattr(self, f"moved_{name}", None)
 
     def check_layer(self, embed_dim: int, num_heads: int, head_dim: int) -> None:

@@ -73,7 +73,7 @@ class ReLAttention(Mechanism):
         return Activation("leaky_relu", self.bias, self.divide_by_count, slope.item())
 
     def movable(self) -> dict[str, float]:
-        """The slope below 0 of what is a relu in the end."""
+        """Return the slope below 0 of what is a relu in the end."""
         return {"slope": 0.0} if self.activation == "relu" else {}
 
     def forward(self, query: Tensor, key: Tensor, value: Tensor, **arguments: Any) -> Tensor:
