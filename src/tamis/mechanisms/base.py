@@ -78,7 +78,7 @@ class Mechanism(nn.Module):
         return None
 
     def movable(self) -> dict[str, float]:
-        """Say what a schedule may move in the course of training, and where each is built to be, which is where it ends."""
+        """Say what a schedule may move in training, and where each is built to be, which is where it ends."""
         return {}
 
     def move(self, name: str, value: float) -> None:

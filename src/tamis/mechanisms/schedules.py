@@ -25,7 +25,7 @@ class Ramp:
             raise ValueError(f"a ramp needs 0 <= begin <= end, got begin={self.begin} and end={self.end}")
 
     def at(self, step: int) -> float:
-        """Return the value at a step, of which alone it is a function: a run that goes on has those of an uninterrupted one."""
+        """Return the value at a step, of which alone it is a function: a run that goes on has the same."""
         if step >= self.end:
             return self.target
         done = max(step - self.begin, 0) / max(self.end - self.begin, 1)
