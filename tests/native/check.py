@@ -31,9 +31,8 @@ def main() -> None:
         raise SystemExit(f"no C++ kernels to check: {library.status().reason}")
     level = library._level(built)
     runs_here = [name for needed, name in library.NAMES.items() if name in built and needed <= level]
-    print(
-        f"checked: {', '.join(runs_here)}; this CPU cannot run {', '.join(set(built) - set(runs_here)) or 'no other'}"
-    )
+    left_out = [name for name in built if name not in runs_here]
+    print(f"checked: {', '.join(runs_here)}" + (f"; this CPU cannot run {', '.join(left_out)}" if left_out else ""))
     with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(os.cpu_count()) as pool:
         wanted = [(name, program) for name in runs_here for program in DRIVERS]
         for name, driver in pool.map(lambda one: (one, _compile(*one, Path(folder))), wanted):
