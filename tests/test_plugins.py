@@ -186,7 +186,7 @@ def test_what_needs_a_plugin_says_which_and_runs_nothing(recipe, tmp_path):
 
 def test_the_command_takes_a_plugin_and_the_run_remembers_it(recipe, tmp_path):
     recipe.write_text(recipe.read_text().replace('plugins = ["mine.py"]\n', ""))
-    with pytest.raises(ValueError, match=r"task must be one of .* got 'parity'"):
+    with pytest.raises(ValueError, match=r"position must be one of .* got 'steep'"):
         read_recipe(recipe)
     arguments = ["train", recipe, "--output", tmp_path / "run", "--device", "cpu", "--plugin", tmp_path / "mine.py"]
     done = CliRunner().invoke(app, list(map(str, arguments)))
