@@ -12,7 +12,6 @@ import pytest
 import typer
 
 import tamis.cli
-from tamis.mechanisms import MECHANISMS
 
 ROOT = Path(__file__).parent.parent
 DOCUMENTS = sorted(ROOT.glob("*.md")) + sorted((ROOT / "docs").rglob("*.md"))
@@ -33,21 +32,17 @@ def name(path):
     return str(path.relative_to(ROOT))
 
 
+@pytest.mark.usefixtures("registries")
 @pytest.mark.parametrize("path", DOCUMENTS, ids=name)
 def test_python_blocks_run(path):
     """Blocks of one document share their names, as a reader would type them; text right below is what they print."""
     namespace: dict[str, object] = {}
-    before = set(MECHANISMS)
-    try:
-        for number, (block, shown) in enumerate(BLOCK.findall(path.read_text()), 1):
-            printed = io.StringIO()
-            with contextlib.redirect_stdout(printed):
-                exec(compile(block, f"{path.name} block {number}", "exec"), namespace)
-            if shown:
-                assert printed.getvalue() == shown
-    finally:  # what a page registers is its own
-        for name in set(MECHANISMS) - before:
-            del MECHANISMS[name]
+    for number, (block, shown) in enumerate(BLOCK.findall(path.read_text()), 1):
+        printed = io.StringIO()
+        with contextlib.redirect_stdout(printed):
+            exec(compile(block, f"{path.name} block {number}", "exec"), namespace)
+        if shown:
+            assert printed.getvalue() == shown
 
 
 @pytest.mark.parametrize("path", DOCUMENTS, ids=name)

@@ -12,12 +12,11 @@ from experiments.listening import QUIET
 from tamis import plugins
 from tamis.cli import app
 from tamis.data.tasks import TASKS
-from tamis.experiments import KINDS, evaluate, read_recipe, train
-from tamis.mechanisms.registry import MECHANISMS
+from tamis.experiments import evaluate, read_recipe, train
 from tamis.models import CausalLM
 from tamis.plugins import Registry
-from tamis.positions import POSITIONS
-from tamis.training.loggers import LOGGERS
+
+pytestmark = pytest.mark.usefixtures("registries")
 
 MINE = '''
 """A mechanism, a position, a task, a logger and a kind of experiment."""
@@ -133,18 +132,6 @@ samples = 4
 """
 
 
-@pytest.fixture(autouse=True)
-def forgotten():
-    """Each test begins without plugins, and leaves none."""
-    registries = (MECHANISMS, POSITIONS, TASKS, LOGGERS, KINDS)
-    before = [dict(registry) for registry in registries]
-    yield
-    plugins._loaded.clear()
-    for registry, kept in zip(registries, before, strict=True):
-        for name in set(registry) - set(kept):
-            del registry[name]
-
-
 @pytest.fixture
 def recipe(tmp_path):
     (tmp_path / "mine.py").write_text(MINE)
@@ -186,7 +173,7 @@ def test_what_needs_a_plugin_says_which_and_runs_nothing(recipe, tmp_path):
 
 def test_the_command_takes_a_plugin_and_the_run_remembers_it(recipe, tmp_path):
     recipe.write_text(recipe.read_text().replace('plugins = ["mine.py"]\n', ""))
-    with pytest.raises(ValueError, match=r"position must be one of .* got 'steep'"):
+    with pytest.raises(ValueError, match=r"task must be one of .* got 'parity'"):
         read_recipe(recipe)
     arguments = ["train", recipe, "--output", tmp_path / "run", "--device", "cpu", "--plugin", tmp_path / "mine.py"]
     done = CliRunner().invoke(app, list(map(str, arguments)))
