@@ -48,7 +48,7 @@ def parts(output: Path, workers: int) -> list[Part]:
     # in torch's own pool nothing is out of bounds.
     kernels = (python, "tests/kernels/sanitize.py")
     watched = ("compute-sanitizer", "--error-exitcode", "1", *kernels)
-    tests = (python, "-m", "pytest", "-m", "gpu", "-n", str(workers), "-q", f"--junitxml={output / 'tests.xml'}")
+    tests = (python, "-m", "pytest", "-m", "gpu", "-n", str(workers), "-v", f"--junitxml={output / 'tests.xml'}")
 
     def bench(name: str, *words: str) -> Part:
         return Part(name, ((python, "-m", "tamis", "bench", *words, "--output", str(output)),))

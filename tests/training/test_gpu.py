@@ -70,6 +70,27 @@ def test_compiled_graphs_give_the_losses_of_single_kernels(tmp_path, gpu, mechan
         assert fast[key] == pytest.approx(plain[key], rel=1e-3)
 
 
+@pytest.mark.parametrize(
+    ("mechanism", "schedule"),
+    [
+        ("rela", {"name": "slope", "start": 0.8, "begin": 5, "end": 50}),
+        ({"name": "entmax", "alpha": 1.5}, {"name": "alpha", "end": 50}),
+        ("entmax", {"name": "pressure", "target": 0.5, "begin": 5, "end": 50}),
+    ],
+    ids=lambda x: x["name"] if isinstance(x, dict) else x,
+)
+@pytest.mark.parametrize("compiled", [False, True], ids=["plain", "compiled"])
+def test_graphs_see_what_a_schedule_moves(data, tmp_path, gpu, mechanism, schedule, compiled):
+    settings = {"mechanism": mechanism, "schedules": [schedule], "dropout": 0.0, "steps": 60}
+    tiny.trainer(data, tmp_path / "plain", gpu, **settings).run()
+    trainer = tiny.trainer(data, tmp_path / "graphs", gpu, **settings, cuda_graphs=True, compile=compiled)
+    trainer.run()
+    assert any(held.graph is not None for held in trainer.graphs._held.values())
+    for plain, graphed in zip(tiny.losses(tmp_path / "plain"), tiny.losses(tmp_path / "graphs"), strict=True):
+        key = "loss" if "loss" in plain else "valid_loss"
+        assert graphed[key] == pytest.approx(plain[key], rel=1e-3)
+
+
 def test_compiled_graphs_translate_too(data, tmp_path, gpu):
     for name, fast in (("plain", False), ("fast", True)):
         trainer = tiny.trainer(data, tmp_path / name, gpu, dropout=0.0, steps=60, compile=fast, cuda_graphs=fast)
