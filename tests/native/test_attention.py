@@ -56,6 +56,40 @@ def test_many_random_calls(first: int) -> None:
         check(seed)
 
 
+@pytest.mark.parametrize("seed", [8, 110, 3718])
+def test_one_term_too_many_of_a_slope_is_found(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also of the last seed, whose terms all but cancel: of a sum of 131 is left 0.0015."""
+    check(seed)
+    drawn = draw(seed)
+    shape = (*drawn.inputs["query"].shape[:3], drawn.inputs["value"].shape[3])
+    terms = drawn.slope_terms(torch.randn(shape, generator=seeded(seed)).double()).abs()
+    term = float(terms[terms > 0.0].median())
+    backward = attention.backward
+
+    def wrong(*given: Any) -> attention.Gradients:
+        found = backward(*given)
+        return found._replace(slopes=found.slopes + term)
+
+    monkeypatch.setattr(attention, "backward", wrong)
+    with pytest.raises(AssertionError, match=f"seed {seed}: slopes is off"):
+        check(seed)
+
+
+@pytest.mark.parametrize("alpha", [1.0, 1.5, 2.0])
+def test_slopes_where_all_keys_are_far(alpha: float) -> None:
+    """What all distances have in common moves no weight, and must not make an error larger."""
+    x = inputs(1, 2, 50, 60)
+    probe = torch.randn(1, 2, 50, 32, generator=seeded(2))
+
+    def gradient(dtype: torch.dtype, backend: str) -> Tensor:
+        slopes = torch.zeros(2, dtype=dtype, requires_grad=True)
+        options: dict[str, Any] = {"alibi_slopes": slopes, "query_positions": torch.arange(50) + 2**20}
+        out = tamis.attention(*(y.to(dtype) for y in x), rule=tamis.Entmax(alpha), backend=backend, **options)
+        return torch.autograd.grad(out, slopes, probe.to(dtype))[0].double()
+
+    torch.testing.assert_close(gradient(torch.float32, "native"), gradient(torch.float64, "dense"), rtol=1e-5, atol=0.0)
+
+
 def everything(seed: int) -> list[Tensor]:
     drawn = draw(seed)
     shape = (*drawn.inputs["query"].shape[:3], drawn.inputs["value"].shape[3])

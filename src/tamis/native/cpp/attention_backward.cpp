@@ -162,7 +162,8 @@ class Backward {
                     put(grads, j, count, get(grads, j, count) * step);
                 });
         }
-        if (call_.d_slopes) call_.d_slopes[row.number] = -moment(row, grads, count, keys);
+        if (!call_.d_slopes) return;
+        call_.d_slopes[row.number] = -moment(row, call_.rule == kEntmax ? slopes : nullptr, grads, count, keys);
     }
 
     template <class Slope>
@@ -206,16 +207,23 @@ class Backward {
         slope = sum<float>(s);
     }
 
-    // The sum of gradients times distances.
-    float moment(const QueryRow& row, const float* grads, int64_t count, const int32_t* keys) const {
+    // The sum of gradients times distances.  Those of entmax, who come with the slopes of their weights, add up to 0 but for
+    // the rounding of the mean that was taken off, which each has by its slope: far keys would make much of it, so it is put
+    // back.
+    float moment(const QueryRow& row, const float* slopes, const float* grads, int64_t count, const int32_t* keys) const {
         const int64_t* positions = call_.key_positions ? call_.key_positions + batch_ * call_.key_positions_batch : nullptr;
-        double sum = 0;
+        double sum = 0, excess = 0, slope = 0, lever = 0;
         for (int64_t j = 0; j < count; j++) {
             const int64_t key = keys ? keys[j] : row.first + j;
             const int64_t ahead = positions ? positions[key] - row.position : key - row.origin;
-            sum += double(grads[j]) * double(std::abs(ahead));
+            const double distance = double(std::abs(ahead));
+            sum += double(grads[j]) * distance;
+            if (!slopes) continue;
+            excess += double(grads[j]);
+            slope += double(slopes[j]);
+            lever += double(slopes[j]) * distance;
         }
-        return float(sum);
+        return float(slope > 0 ? sum - excess * (lever / slope) : sum);
     }
 
     template <class Work>
