@@ -128,7 +128,7 @@ def gpu() -> list[str]:
         for what, topics in (("1 tile in 18", 20), ("all tiles", 1))
     )
     caches = (
-        (what, one(result(decoding)["rows"], context=context, batch=batch, sharp=False))
+        (what, one(result(decoding)["rows"], context=context, batch=batch, queries=1, sharp=False))
         for what, context, batch in (("131,072, 16 sequences", 131072, 16), ("8,192, 1 sequence", 8192, 1))
     )
     return [
