@@ -16,6 +16,8 @@ UNIT = 16
 """Head sizes are filled up to multiples of this: whole vectors, whatever the instruction set."""
 KEEP = 1 << 22
 """Numbers of four bytes that even a small call may keep for the backward pass."""
+SHARE = 2.4
+"""How many a larger one may, over those that queries and outputs hold: both passes take 1.5 times the memory of SDPA's then."""
 _SPARE = 64  # numbers behind the last that a vector may read
 
 
@@ -241,12 +243,10 @@ class _Call:
 
 
 def _capacity(a: Arguments) -> int:
-    """Numbers that are kept for the backward pass at most: as many as queries and outputs hold, a quarter of what SDPA
-    takes for both passes.  What does not fit is solved for again.
-    """
+    """Numbers that are kept for the backward pass at most.  What does not fit is solved for again."""
     batch, heads, queries = a.rows
     rows = batch * heads * queries
-    return min(rows * a.num_keys, max(KEEP, rows * (a.query.shape[3] + a.value.shape[3])))
+    return min(rows * a.num_keys, max(KEEP, int(SHARE * (rows * (a.query.shape[3] + a.value.shape[3])))))
 
 
 def _up(dim: int) -> int:

@@ -168,8 +168,9 @@ class Backward {
 
     template <class Slope>
     void entmax(const QueryRow& row, Slope slope, const float* weights, float* grads, float* slopes, int64_t count) {
+        if (count <= kWide) return entmax_of_few(row, slope, weights, grads, slopes, count);
         float total, dot, met = 0, unused;
-        add_all(count, dot, total, [&](int64_t j, FloatVec& s) TAMIS_LAMBDA {
+        add_up<float>(count, dot, total, [&](int64_t j, FloatVec& s) TAMIS_LAMBDA {
             const FloatVec p = get(weights, j, count);
             const FloatBits live = ~(p <= 0.0f);  // no number stays one
             s = choose(live, slope(p), FloatVec{});
@@ -184,27 +185,38 @@ class Backward {
             return gradient;
         };
         if (!call_.d_e) return each(count, [&](int64_t j) TAMIS_LAMBDA { change(j); });
-        add_all(count, met, unused, [&](int64_t j, FloatVec& none) TAMIS_LAMBDA {
+        add_up<float>(count, met, unused, [&](int64_t j, FloatVec& none) TAMIS_LAMBDA {
             none = FloatVec{};
             return choose(load(slopes + j) == 0.0f, FloatVec{}, all(1.0f));
         });
         // Gradients add up to 0, so kappa may be measured from any value: that of equal weights, where most would cancel.
         const FloatVec equal = met > 0 ? curvature(all(1 / met), row.e) : FloatVec{};
         float moved;
-        add_all(count, moved, unused, [&](int64_t j, FloatVec& none) TAMIS_LAMBDA {
+        add_up<float>(count, moved, unused, [&](int64_t j, FloatVec& none) TAMIS_LAMBDA {
             none = FloatVec{};
             return (curvature(get(weights, j, count), row.e) - equal) * change(j);
         });
         call_.d_e[row.number] = -moved;
     }
 
-    // `add_up`, with less ado for what one vector holds.
-    template <class Weigh>
-    static TAMIS_INLINE void add_all(int64_t count, float& total, float& slope, Weigh weigh) {
-        if (count > kWide) return add_up<float>(count, total, slope, weigh);
-        FloatVec s{};
-        total = count > 0 ? sum<float>(weigh(0, s)) : 0.0f;
-        slope = sum<float>(s);
+    // The same for what one vector holds, whose logarithms are taken once.
+    template <class Slope>
+    void entmax_of_few(const QueryRow& row, Slope slope, const float* weights, float* grads, float* slopes, int64_t count) {
+        if (call_.d_e) call_.d_e[row.number] = 0;
+        if (count == 0) return;
+        const FloatVec p = get(weights, 0, count), g = get(grads, 0, count), zero{};
+        const FloatVec log2_p = call_.d_e ? log2(max(p, all(kSmallest<float>))) : zero;
+        const FloatVec s = choose(p <= 0.0f, zero, call_.d_e ? slope.of_log(p, log2_p) : slope(p));
+        store(slopes, s);
+        const FloatBits dead = s == 0.0f;
+        const float total = sum<float>(s), dot = sum<float>(choose(dead, zero, s * g));
+        const FloatVec gradient = choose(dead, zero, s * (g - (total == 0 ? 0.0f : dot / total)));
+        put(grads, 0, count, gradient);
+        if (!call_.d_e) return;
+        const FloatVec kappa = choose(p > kSmallest<float>, curvature_of_log(log2_p * float(kLn2), row.e), zero);
+        const float met = sum<float>(choose(dead, zero, all(1.0f))), all_kappa = sum<float>(choose(dead, zero, kappa));
+        const FloatVec mean = all(met > 0 ? all_kappa / met : 0.0f);
+        call_.d_e[row.number] = -sum<float>((kappa - mean) * gradient);
     }
 
     // The sum of gradients times distances.  Those of entmax, who come with the slopes of their weights, add up to 0 but for

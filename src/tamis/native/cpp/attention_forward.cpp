@@ -38,10 +38,12 @@ class Forward {
     Dropout dropout_;
     Block block_;
     Scratch<float> dropped_;
+    std::vector<const float*> from_;
+    std::vector<float*> to_;
 
     void multiply_values(int64_t b) {
-        std::vector<const float*> from;
-        std::vector<float*> to;
+        from_.clear();
+        to_.clear();
         for (size_t r = 0; r < block_.rows.size(); r++) {
             const QueryRow& row = block_.rows[r];
             const Weights& weights = block_.weights[r];
@@ -58,15 +60,15 @@ class Forward {
                 support.weights = changed;
             }
             if (weights.dense) {
-                from.push_back(block_.dense_room(int64_t(r)));
-                to.push_back(out);
+                from_.push_back(block_.dense_room(int64_t(r)));
+                to_.push_back(out);
                 continue;
             }
             gather(support, block_.values, call_.value_dim, out, 1.0f);
         }
-        if (from.empty()) return;
+        if (from_.empty()) return;
         const int64_t begin = block_.begin_key(), depth = std::min(block_.width(), call_.keys - begin);
-        multiply(int64_t(from.size()), from.data(), 1, block_.values.row(begin), block_.values.distance(), depth, to.data(),
+        multiply(int64_t(from_.size()), from_.data(), 1, block_.values.row(begin), block_.values.distance(), depth, to_.data(),
                  call_.value_dim, false);
     }
 

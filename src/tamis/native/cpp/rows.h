@@ -59,17 +59,20 @@ constexpr T kSmallest = sizeof(T) == 8 ? T(1e-304) : T(1.7e-38);  // about 2^kSm
 template <class T>
 struct SlopeOfSquares {
     Vec<T> operator()(Vec<T> p) const { return sqrt(max(p, all(kSmallest<T>))) + (p - p); }  // no number stays one
+    Vec<T> of_log(Vec<T> p, Vec<T>) const { return (*this)(p); }
 };
 
 template <class T>
 struct SlopeOfIdentity {
     Vec<T> operator()(Vec<T> p) const { return all(T(1)) + (p - p); }
+    Vec<T> of_log(Vec<T> p, Vec<T>) const { return (*this)(p); }
 };
 
 template <class T>
 struct SlopeOfPowers {
     T rest;
-    Vec<T> operator()(Vec<T> p) const { return exp2(log2(max(p, all(kSmallest<T>))) * rest) + (p - p); }
+    Vec<T> operator()(Vec<T> p) const { return of_log(p, log2(max(p, all(kSmallest<T>)))); }
+    Vec<T> of_log(Vec<T> p, Vec<T> log2_p) const { return exp2(log2_p * rest) + (p - p); }
 };
 
 template <class T, class Work>
@@ -102,11 +105,14 @@ TAMIS_INLINE V curl(V t) {
 
 // kappa = (ln p)^2 curl(e ln p), 0 where p is 0.
 template <class V>
+TAMIS_INLINE V curvature_of_log(V log_p, Number<V> e) {
+    return log_p * log_p * curl(log_p * e);
+}
+template <class V>
 TAMIS_INLINE V curvature(V p, Number<V> e) {
     using T = Number<V>;
     const auto live = p > kSmallest<T>;
-    const V log_p = log(choose(live, p, all(T(1))));
-    return choose(live, log_p * log_p * curl(log_p * e), V{});
+    return choose(live, curvature_of_log(log(choose(live, p, all(T(1)))), e), V{});
 }
 
 // ---- rows into lanes and back
