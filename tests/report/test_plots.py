@@ -67,6 +67,42 @@ def test_dots_stay_inside_and_shares_do_not_go_below_zero():
         assert min(ticks) == 0
 
 
+def test_learned_heads_go_from_the_lowest_alpha_to_the_highest():
+    """In the layer of cross-attention whose alphas lie furthest apart; titles count the zeros of what is drawn."""
+    pytest.importorskip("matplotlib")
+    run = next(run for run in cases.three_runs() if run.name == "entmax")
+    crossed = [site for site, figures in run.analysis["sites"].items() if figures["kind"] == "cross"]
+    heads = len(run.analysis["alphas"][crossed[0]])
+    spread = np.linspace(1.9, 1.1, heads).tolist()
+    alphas = {site: [1.5] * heads for site in run.analysis["alphas"]} | {crossed[0]: spread}
+    figure = plots.learned_heads([replace(run, analysis={**run.analysis, "alphas": alphas})])
+    drawn = [panel for panel in figure.axes if panel.images]
+    assert figure.axes[0].get_ylabel() == f"entmax\n{crossed[0]}"
+    found = [panel.get_title().split("\n") for panel in drawn]
+    assert found[0][0] == f"head {heads - 1}, alpha 1.10"
+    assert found[-1][0] == "head 0, alpha 1.90"
+    for panel, (_, zeros) in zip(drawn, found, strict=True):
+        assert zeros == f"{np.ma.getmaskarray(panel.images[0].get_array()).mean():.0%} exact zeros"
+    assert plots.learned_heads([run for run in cases.three_runs() if run.name != "entmax"]) is None
+
+
+def test_one_sentence_is_of_middling_length_and_few_split_words():
+    pytest.importorskip("matplotlib")
+    run = cases.three_runs()[0]
+    tokens = {k: dict(v) for k, v in run.analysis["tokens"].items()}
+    sides = {k: (len(v["source"]), len(v["target"])) for k, v in tokens.items()}
+    whole = next(k for k, (_, target) in sides.items() if target in (11, 13))
+    for number, (source, target) in sides.items():
+        mark = "\u2581" if number == whole else ""
+        tokens[number] = {
+            "source": ["\u2581a"] + [f"{mark}b"] * (source - 1),
+            "target": ["\u2581a"] + [f"{mark}c"] * (target - 1),
+        }
+    _, weights, queries, keys, _ = plots._telling(replace(run, analysis={**run.analysis, "tokens": tokens}))
+    assert weights.shape[1:] == (len(queries), len(keys)) == sides[whole][::-1]
+    assert queries[1:] == ["c"] * (sides[whole][1] - 1)
+
+
 def test_distances_that_no_row_sees_are_not_drawn():
     pytest.importorskip("matplotlib")
     encoder, decoder = plots.positions(cases.three_runs()).axes
@@ -101,7 +137,9 @@ def test_figures_that_a_run_has_no_numbers_for_are_left_out(tmp_path):
     dense = cases.three_runs()[0]
     analysis = {**dense.analysis, "tokens": {}, "alphas": {}, "trajectories": {"steps": [], "sites": {}}}
     written = plot([replace(dense, analysis=analysis)], tmp_path, "svg")
-    assert {path.stem for path in written} == set(FIGURES) - {"alpha-histograms", "alpha-trajectories", "attention"}
+    assert {path.stem for path in written} == set(FIGURES) - {
+        "alpha-histograms", "alpha-trajectories", "attention", "learned-heads",
+    }  # fmt: skip
 
 
 def test_what_is_missing_is_said(tmp_path, monkeypatch):

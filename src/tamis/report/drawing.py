@@ -79,22 +79,38 @@ def draw_weights(panel: Axes, weights: np.ndarray, queries: Sequence[str], keys:
         panel.add_patch(Polygon(corner, closed=True, color=palette()["light"]["unseen"], linewidth=0))
     panel.set_xticks(range(len(keys)), [label(key) for key in keys], rotation=90, fontsize=6)
     panel.set_yticks(range(len(queries)), [label(query) for query in queries], fontsize=6)
+    for ticks, count in ((panel.set_xticks, len(keys)), (panel.set_yticks, len(queries))):
+        ticks(np.arange(1, count) - 0.5, minor=True)
+    panel.tick_params(which="both", length=0)
+    panel.set_axisbelow(True)  # gaps lie on the cells, and under what is not visible
+    gap = min(0.8, 8 / max(len(queries), len(keys)))
+    panel.grid(which="minor", color=palette()["light"]["page"], linewidth=gap)
+    panel.spines[:].set_color(palette()["light"]["line"])
 
 
 def weights_legend(figure: Figure, causal: bool) -> None:
     """What the colours of `draw_weights` mean, in the page's words."""
     from matplotlib.patches import Patch
 
-    light, steps = palette()["light"], (0.01, 0.1, 0.25, 0.5, 1.0)
+    light, shares = palette()["light"], (0.0, 0.01, 0.1, 0.25, 0.5, 1.0)
     handles = [Patch(facecolor=light["empty"], edgecolor=light["line"], label="exactly 0")]
-    handles += [Patch(color=ramp()[round(255 * step**0.5)], label=f"{100 * step:g} %") for step in steps]
+    for share in shares:
+        colour = ramp()[round(255 * share**0.5)]
+        handles.append(Patch(facecolor=colour, edgecolor=colour, label=f"{100 * share:g} %" if share else "above 0"))
     if causal:
         handles.append(Patch(facecolor=light["unseen"], edgecolor=light["line"], label="not visible"))
     title = "a weight's share of its row:"
-    legend = figure.legend(
-        handles=handles, loc="outside lower center", ncols=len(handles), frameon=False, fontsize=7, title=title
+    figure.legend(
+        handles=handles,
+        loc="outside lower center",
+        ncols=len(handles),
+        frameon=False,
+        fontsize=7,
+        title=title,
+        title_fontsize=7,
+        handlelength=1.4,
+        columnspacing=1.4,
     )
-    legend.get_title().set_fontsize(7)
 
 
 def ramp(steps: int = 256) -> list[tuple[float, ...]]:

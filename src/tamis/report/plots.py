@@ -210,11 +210,48 @@ def draw_heads(
             panel.set_axis_off()
             continue
         draw_weights(panel, weights[head], queries, keys, causal)
-        visible = np.tril(np.ones(weights[head].shape, bool)) if causal else np.ones(weights[head].shape, bool)
-        panel.set_title(f"head {head}: {(weights[head][visible] == 0).mean():.0%} exact zeros", fontsize=8)
+        panel.set_title(f"head {head}: {_zeros(weights[head], causal)}", fontsize=8)
         if head:
             panel.set_yticks([])
     row[0].set_ylabel(name, fontsize=8)
+
+
+def _zeros(weights: np.ndarray, causal: bool) -> str:
+    """The share of zeros among the weights (Lq, Lk) of what is visible."""
+    visible = np.tril(np.ones(weights.shape, bool)) if causal else np.ones(weights.shape, bool)
+    return f"{(weights[visible] == 0).mean():.0%} exact zeros"
+
+
+def learned_heads(runs: Runs) -> Figure | None:
+    """One sentence through three heads of a layer of each run: of the lowest, a middle and the highest learned alpha.
+
+    The layer is that whose alphas lie furthest apart, of cross-attention where there is some.
+    """
+    shown = []
+    for run in _learned(runs):
+        alphas = run.analysis["alphas"]
+        sites = [site for site in _layers(run, "cross") if site in alphas] or list(alphas)
+        site = max(sites, key=lambda site: max(alphas[site]) - min(alphas[site]))
+        if (sentence := _telling(run, site)) is not None:
+            shown.append((run, alphas[site], sentence))
+    if not shown:
+        return None
+    figure = figure_class()(figsize=(5.8, 2.1 * len(shown) + 0.4), layout="constrained")
+    grid = figure.subplots(len(shown), 3, squeeze=False)
+    for row, (run, alphas, (site, weights, queries, keys, causal)) in zip(grid, shown, strict=True):
+        wanted = (min(alphas), (min(alphas) + max(alphas)) / 2, max(alphas))
+        heads = list(dict.fromkeys(int(np.argmin(np.abs(np.array(alphas) - alpha))) for alpha in wanted))
+        for panel, head in zip(row, heads, strict=False):
+            draw_weights(panel, weights[head], queries, keys, causal)
+            title = f"head {head}, alpha {alphas[head]:.2f}\n{_zeros(weights[head], causal)}"
+            panel.set_title(title, fontsize=8)
+            if panel is not row[0]:
+                panel.set_yticks([])
+        for panel in row[len(heads) :]:
+            panel.set_axis_off()
+        row[0].set_ylabel(f"{label(run.name)}\n{site}", fontsize=7)
+    weights_legend(figure, any(sentence[4] for _, _, sentence in shown))
+    return figure
 
 
 FIGURES: dict[str, Callable[[Runs], Figure | None]] = {
@@ -226,6 +263,7 @@ FIGURES: dict[str, Callable[[Runs], Figure | None]] = {
     "diversity": diversity,
     "positions": positions,
     "attention": attention,
+    "learned-heads": learned_heads,
 }
 
 
@@ -327,14 +365,18 @@ def _colours(some: Runs, every: Runs) -> list[str]:
     return [of_run[run.name] for run in some]
 
 
-def _telling(run: ReportRun) -> tuple[str, Any, list[str], list[str], bool] | None:
-    """The first sentence of middling length through the last layer: its site, weights (H, Lq, Lk), queries, keys, and
-    whether queries see no later key."""
+def _telling(run: ReportRun, site: str | None = None) -> tuple[str, Any, list[str], list[str], bool] | None:
+    """A sentence of middling length, with few split words, through a layer, by default the last: its site, weights
+    (H, Lq, Lk), queries, keys, and whether queries see no later key."""
     sentences = [sentence for sentence in run.sentences() if sentence.weights]
     if not sentences:
         return None
-    sentence = min(sentences, key=lambda one: abs(len(one.target.pieces) - 12))
-    site = next((site for site in reversed(sentence.weights) if site.endswith("cross")), list(sentence.weights)[-1])
+    middling = sorted(sentences, key=lambda one: abs(len(one.target.pieces) - 12))[:8]
+    sentence = min(
+        middling, key=lambda one: sum(len(side.pieces) - len(side.text.split()) for side in (one.source, one.target))
+    )
+    if site is None:
+        site = next((site for site in reversed(sentence.weights) if site.endswith("cross")), list(sentence.weights)[-1])
     kind = run.analysis["sites"][site]["kind"]
     target = sentence.target.labels()
     source = sentence.source.labels() or target
