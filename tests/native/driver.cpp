@@ -128,6 +128,22 @@ void round(tamis::Dtype dtype) {
                               values.data(), kept.data(), 1) == tamis::kBadTarget, "a bad target must be refused");
 }
 
+void norm() {
+    const int64_t rows = pick(40), width = 1 + pick(70);
+    std::vector<float> z(size_t(rows * width)), dy(z.size()), y(z.size(), NAN), dz(z.size(), NAN);
+    std::vector<float> gain(size_t(width), 2), gate(gain), d_gain(gain.size(), NAN), d_gate(gain.size(), NAN);
+    for (auto& x : z) x = float(std::max(normal(), 0.0));
+    for (auto& x : dy) x = float(normal());
+    const float* some_gain = pick(2) ? gain.data() : nullptr;
+    const float* some_gate = pick(2) ? gate.data() : nullptr;
+    expect(tamis_rela_norm_forward(z.data(), rows, width, some_gain, some_gate, 1e-8, y.data()) == 0, "norm");
+    expect(tamis_rela_norm_backward(z.data(), dy.data(), rows, width, some_gain, some_gate, 1e-8, dz.data(),
+                                    some_gain ? d_gain.data() : nullptr, some_gate ? d_gate.data() : nullptr) == 0,
+           "gradients of the norm");
+    for (const auto* written : {&y, &dz})
+        for (float x : *written) expect(std::isfinite(x), "the norm of numbers is a number");
+}
+
 }  // namespace
 
 int main(int count, char** arguments) {
@@ -138,6 +154,7 @@ int main(int count, char** arguments) {
         round<double>(tamis::Dtype::kDouble);
         round<float>(tamis::Dtype::kBfloat16);
         round<float>(tamis::Dtype::kHalf);
+        norm();
     }
     std::printf("%d rounds of each dtype: no fault\n", calls);
 }

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import os
 import threading
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -18,13 +17,6 @@ from native.random_calls import check, draw, needs_kernels
 from tamis.native import attention
 
 pytestmark = needs_kernels
-
-
-@pytest.fixture
-def threads() -> Iterator[None]:
-    before = torch.get_num_threads()
-    yield
-    torch.set_num_threads(before)
 
 
 def seeded(seed: int = 0) -> torch.Generator:

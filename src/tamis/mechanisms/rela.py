@@ -136,11 +136,11 @@ class ReLANorm(KeepsPrecision):
             return z
         if self.heads is not None:
             return self._of_heads(z, self.heads)
-        if z.is_cuda and self.variant != "layernorm" and ops.obstacle(z) is None:
-            return ops.rela_norm(z, self.gain, self.gate, EPSILON, plain_norm)
         if self.variant == "layernorm":
             return F.layer_norm(_wide(z), (self.embed_dim,), self.gain, self.offset).to(z.dtype)
-        return plain_norm(z, self.gain, self.gate)
+        if (by := ops.worker(z)) is None:
+            return plain_norm(z, self.gain, self.gate)
+        return ops.rela_norm(z, self.gain, self.gate, EPSILON, plain_norm, by)
 
     def split_heads(self, heads: Heads) -> None:
         self.heads = heads

@@ -17,7 +17,7 @@ UNIT = 16
 KEEP = 1 << 22
 """Numbers of four bytes that even a small call may keep for the backward pass."""
 SHARE = 2.4
-"""How many a larger one may, over those that queries and outputs hold: both passes take 1.5 times the memory of SDPA's then."""
+"""How many a larger one may, over those of queries and outputs: both passes then take 1.5 times SDPA's memory."""
 _SPARE = 64  # numbers behind the last that a vector may read
 
 

@@ -25,15 +25,18 @@ NAMES = {4: "v4", 3: "v3", 1: "baseline", 0: "generic"}
 """Builds by the level of x86-64 that they need; the last is for other processors.  setup.py makes them."""
 
 _ROWS = [c_void_p, c_int32, c_int64, c_int64, c_int64, c_void_p, c_int32]  # z, dtype, stride, rows, width, e, shared
+_NORM = [c_int64, c_int64, c_void_p, c_void_p, c_double]  # rows, width, gain, gate, epsilon
 _LOSS = [*_ROWS, c_void_p, c_void_p, c_int64, c_double]  # and target, weight, ignored, smoothing
 SIGNATURES = {
     "tamis_forward": [*_ROWS, c_void_p, c_void_p],
     "tamis_backward": [c_void_p, c_void_p, c_void_p, c_int64, *_ROWS[1:2], *_ROWS[3:], c_void_p, c_void_p],
     "tamis_loss_forward": [*_LOSS, c_void_p, c_void_p, c_int32],
     "tamis_loss_backward": [*_LOSS, c_void_p, c_void_p, c_int64, c_void_p, c_void_p],
+    "tamis_rela_norm_forward": [c_void_p, *_NORM, c_void_p],
+    "tamis_rela_norm_backward": [c_void_p, c_void_p, *_NORM, c_void_p, c_void_p, c_void_p],
     **arguments.SIGNATURES,
 }
-"""Signatures of the functions in cpp/rows.cpp and cpp/loss.cpp, and those of attention."""
+"""Signatures of the functions in cpp/rows.cpp, cpp/loss.cpp and cpp/rela_norm.cpp, and those of attention."""
 
 
 @dataclass(frozen=True)

@@ -94,6 +94,31 @@ TAMIS_INLINE void store_some(T* to, Vec<T> x, int count) {
     std::memcpy(to, &x, size_t(count) * sizeof(T));
 }
 
+// By masks, where there are some: a copy that is put together in memory is read back late.
+#if defined(__AVX512F__)
+template <>
+TAMIS_INLINE FloatVec load_some<float>(const float* from, int count, float rest) {
+    return FloatVec(_mm512_mask_loadu_ps(_mm512_set1_ps(rest), __mmask16((1u << count) - 1), from));
+}
+template <>
+TAMIS_INLINE void store_some<float>(float* to, FloatVec x, int count) {
+    _mm512_mask_storeu_ps(to, __mmask16((1u << count) - 1), __m512(x));
+}
+#elif defined(__AVX2__)
+TAMIS_INLINE __m256i first_lanes(int count) {
+    return _mm256_cmpgt_epi32(_mm256_set1_epi32(count), _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7));
+}
+template <>
+TAMIS_INLINE FloatVec load_some<float>(const float* from, int count, float rest) {
+    const __m256i mask = first_lanes(count);
+    return FloatVec(_mm256_blendv_ps(_mm256_set1_ps(rest), _mm256_maskload_ps(from, mask), _mm256_castsi256_ps(mask)));
+}
+template <>
+TAMIS_INLINE void store_some<float>(float* to, FloatVec x, int count) {
+    _mm256_maskstore_ps(to, first_lanes(count), __m256(x));
+}
+#endif
+
 template <class V, class B>
 TAMIS_INLINE V choose(B where, V yes, V no) {
     return where ? yes : no;
