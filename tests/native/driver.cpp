@@ -19,6 +19,9 @@ int32_t tamis_loss_forward(
 int32_t tamis_loss_backward(
     const void*, tamis::Dtype, int64_t, int64_t, int64_t, const void*, int32_t, const void*, const void*, int64_t, double,
     const void*, const void*, int64_t, void*, void*);
+int32_t tamis_rela_norm_forward(const float*, int64_t, int64_t, const float*, const float*, double, float*);
+int32_t tamis_rela_norm_backward(
+    const float*, const float*, int64_t, int64_t, const float*, const float*, double, float*, float*, float*);
 }
 
 namespace {
