@@ -4,6 +4,7 @@ import dataclasses
 import importlib
 import json
 import re
+import statistics
 import sys
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from tamis.experiments import read_recipe
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "benchmarks" / "results" / "evidence"
 PAGE = ROOT / "docs" / "results" / "embedded-corpus.md"
+LENGTHS = ROOT / "docs" / "results" / "reverse-and-sort.md"
 
 
 @pytest.fixture(scope="module")
@@ -65,19 +67,94 @@ def test_few_of_many_are_evenly_spaced_and_small_numbers_keep_their_digits(evide
     assert evidence.spread([1.0, 3.0]) == "2.00 +-1.41"
 
 
-def test_tables_have_what_the_files_have():
-    """A row that names a file begins with its BLEU, its best AER, its density and its validation loss."""
-    rows = re.findall(
-        r"^\| \[[^]]*\]\(\S*/results/evidence/(\S+?\.json)\) \| (.+) \|$", PAGE.read_text(), flags=re.MULTILINE
-    )
-    assert len(rows) >= 5
-    for name, cells in rows:
-        found = json.loads((RESULTS / name).read_text())
-        *_, loss = found["valid"].values()
-        expected = [
-            f"{found['bleu']:.1f}",
-            f"{100 * found['alignment']['best']['aer']:.1f}",
-            f"{found['valid_density']:.2f}",
-            f"{loss:.3f}",
+def tables(page):
+    """The tables of a page, each as rows of cells."""
+    blocks = re.findall(r"(?:^\|.*\|\n)+", page.read_text(), flags=re.MULTILINE)
+    return [[[cell.strip() for cell in line.strip("|").split("|")] for line in block.splitlines()] for block in blocks]
+
+
+def runs(cell):
+    """What the result files hold that a cell links to: one seed, or several of one variant."""
+    names = re.findall(r"\(\S*/results/evidence/(\S+?\.json)\)", cell)
+    found = [json.loads((RESULTS / name).read_text()) for name in names]
+    assert len({(run["benchmark"], run["variant"]) for run in found}) <= 1, cell
+    assert len({run["seed"] for run in found}) == len(found), cell
+    return found
+
+
+def told(values, digits):
+    """One seed's figure, or mean and standard deviation of several."""
+    if len(values) == 1:
+        return f"{values[0]:.{digits}f}"
+    return f"{statistics.mean(values):.{digits}f} +-{statistics.stdev(values):.{digits}f}"
+
+
+KINDS = ("encoder", "decoder", "cross")
+
+
+def alphas(found):
+    ends = []
+    for kind in KINDS:
+        of_kind = [
+            alpha
+            for run in found
+            for name, values in run.get("alphas", {}).items()
+            if run["sites"][name]["kind"] == kind
+            for alpha in values
         ]
-        assert cells.split(" | ")[:4] == expected, name
+        ends += [f"{min(of_kind):.2f} to {max(of_kind):.2f}"] if of_kind else []
+    return ", ".join(ends)
+
+
+COLUMNS = {
+    "BLEU": lambda found: told([run["bleu"] for run in found], 1),
+    "AER %": lambda found: told([100 * run["alignment"]["best"]["aer"] for run in found], 1),
+    "density": lambda found: told([run["valid_density"] for run in found], 2),
+    "validation loss": lambda found: told([list(run["valid"].values())[-1] for run in found], 3),
+    "alphas: encoder, decoder, cross": alphas,
+    "diversity: encoder, decoder, cross": lambda found: ", ".join(
+        told([run["summary"][kind]["diversity"] for run in found], 3) for kind in KINDS
+    ),
+}
+
+
+def test_tables_have_what_the_files_have():
+    """A row whose first cell links to files has their figures in the columns that are known."""
+    rows = 0
+    for header, _, *body in tables(PAGE):
+        for first, *cells in body:
+            if found := runs(first):
+                rows += 1
+                named = {name: cell for name, cell in zip(header[1:], cells, strict=True) if name in COLUMNS}
+                assert len(named) >= 4
+                assert named == {name: COLUMNS[name](found) for name in named}, first
+    assert rows >= 5
+
+
+def test_alignment_by_layer_is_what_the_files_have():
+    """In the table whose columns are runs: the mean over seeds of each layer, and its spread."""
+    [(header, _, *body)] = [table for table in tables(PAGE) if any(map(runs, table[0]))]
+    for (what, *cells), mode in zip(body, ["normal"] * 3 + ["shifted"] * 3, strict=True):
+        for cell, found in zip(cells, map(runs, header[1:]), strict=True):
+            aer = {
+                "best head": lambda layer: min(layer["heads"]),
+                "average": lambda layer: layer["average"],
+                "normalised": lambda layer: layer["normalised"],
+            }[what.removeprefix(f"{mode}, ")]
+            by_layer = zip(*([100 * aer(layer) for layer in run["alignment"][mode]] for run in found), strict=True)
+            assert cell == ", ".join(told(list(values), 1) for values in by_layer), what
+
+
+def test_exact_match_is_what_the_files_have():
+    """A row of a generated task: exact match in percent at each length, mean, spread and each seed."""
+    rows = 0
+    for header, _, *body in tables(LENGTHS):
+        for first, *cells in body:
+            if found := runs(first):
+                rows += 1
+                at = {f"{score['multiple']:g}x": place for place, score in enumerate(found[0]["scores"])}
+                for name, cell in zip(header[1:], cells, strict=True):
+                    exact = [100 * run["scores"][at[name]]["exact_match"] for run in found]
+                    each = f" ({', '.join(f'{value:.1f}' for value in exact)})" if len(exact) > 1 else ""
+                    assert cell == told(exact, 1) + each, (first, name)
+    assert rows >= 3
