@@ -126,6 +126,14 @@ def test_forward_mode_takes_the_dense_path_too(name: str, grad: bool) -> None:
         torch.testing.assert_close(torch.autograd.forward_ad.unpack_dual(out).tangent, wanted, **EXACT)
 
 
+@pytest.mark.parametrize("scale", [0.0, -0.5])
+def test_causal_softmax_whose_scale_is_not_positive(scale: float) -> None:
+    query, key, value = randn(3, 2, 4, 6, 8, dtype=torch.float32)
+    scores = (scale * query @ key.mT).masked_fill(torch.ones(6, 6).triu(1).bool(), -torch.inf)
+    found = softmax_attention(query, key, value, is_causal=True, scale=scale)
+    torch.testing.assert_close(found, scores.softmax(-1) @ value)
+
+
 def test_forward_mode_of_softmax_passes_torchs_own_attention_over() -> None:
     query, key, value, tangent = (randn(2, 4, 6, 8, seed=seed, dtype=torch.float32) for seed in range(4))
     assert attention_backends(query, key, value, rule=Softmax()).chosen == "sdpa"

@@ -79,6 +79,8 @@ def _structure(call: Call) -> str | None:
     mask = visibility.attn_mask
     if not visibility.is_causal:
         return None if mask is None or mask.dtype == torch.bool else "what hides all keys with -inf gives NaN there"
+    if call.scale <= 0.0:
+        return "it hides later keys with -inf before it scales"
     if mask is not None:
         return "it takes a mask or a causal one, not both"
     if visibility.query_positions is not None or visibility.key_positions is not None:
